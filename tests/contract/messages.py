@@ -1208,8 +1208,8 @@ REPORTS = [
     # comparisons
     *wrong(partial(tc.compare, systems={name: {"prob": [0.2, 0.9], "y": [0, 1], "id": [1, 2]} for name in "ab"},
                    target="y", n_replicates=39),
-        ({"ids": t(1, 2, 3, 4)}, "`ids` must be the name of a column of the DataFrames", TypeError, {"ids": "id"}),
-        ({"class_axis": -1}, "`class_axis` must be None for DataFrames with all columns, got -1", TypeError),
+        ({"ids": t(1, 2, 3, 4)}, "`ids` must be the name of a column of the DataFrame", TypeError, {"ids": "id"}),
+        ({"class_axis": -1}, "`class_axis` must be None for a DataFrame with all columns, got -1", TypeError),
         ({"ids": "question"}, "system 'a': `ids` must name an array in `DataFrame`")),
     *wrong(partial(tc.compare, systems={"a": P[:4], "b": P[:4]}, target=Y[:4], task="binary", n_replicates=39),
         ({"systems": {"a": P[:4]}}, "must contain at least two systems, got 1"),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 import torchcalib as tc
 from torchcalib.reporting.render import html
-from torchcalib.reporting.render.html import render, render_audit
+from torchcalib.reporting.render.html import render
 from torchcalib.results.history import History, HistoryRow
 
 LONG = "a long name without much meaning that describes a part of the data, number {}"
@@ -67,7 +67,7 @@ def _audit():
         pairs = zip(logits.log_softmax(-1).tolist(), target.tolist(), strict=True)
         rows = (lm_eval_row(k, names, *each) for k, each in enumerate(pairs))
         found = tc.audit(write_lines(Path(folder, "samples.jsonl"), rows), with_calibration=False)
-    return render_audit(found)
+    return render(found)
 
 
 PAGES = {

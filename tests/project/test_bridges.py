@@ -5,6 +5,7 @@ A row has what is typed, and what must happen: a part of the error, or "works". 
 
 import re
 import shlex
+from dataclasses import fields
 from operator import attrgetter
 
 import numpy as np
@@ -212,5 +213,7 @@ def test_an_error_within_a_property_is_not_hidden():
         def broken(self):
             return self.settings.nothing
 
+    report = quick_report("binary")
+    broken = Broken(**{each.name: getattr(report, each.name) for each in fields(report)})
     with pytest.raises(AttributeError, match="'dict' object has no attribute 'nothing'"):
-        _ = Broken(**vars(quick_report("binary"))).broken
+        _ = broken.broken

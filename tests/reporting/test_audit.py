@@ -73,11 +73,14 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("block", [7, 2**13])
-def test_ragged_options_have_the_values_of_loops(tmp_path, monkeypatch, block):
+@pytest.mark.parametrize("n_ascii", [0, 20])  # questions for which confidences by byte and by character are equal
+def test_ragged_options_have_the_values_of_loops(tmp_path, monkeypatch, block, n_ascii):
     monkeypatch.setattr(module, "_BLOCK", block)  # later blocks may have more options than the first one
     monkeypatch.setattr(audit_builder, "_MAX_SCORES", 5 * block)  # answers in a part of a block, if they have 5 options
     with_lines_only(monkeypatch)
     asked = questions(60)
+    for k, (texts, *rest) in enumerate(asked[:n_ascii]):
+        asked[k] = ([text.replace("é", "e") for text in texts], *rest)
     found = audit(write_lines(tmp_path / "a.jsonl", (lm_eval_row(k, *each) for k, each in enumerate(asked))), **FAST)
     assert (found.n_answers, found.n_documents, found.n_options) == (60, 60, (2, 5))
     assert list(found) == [f"{source}{each}" for source in SOURCES for each in ("", "/each")]
@@ -219,6 +222,9 @@ def test_exports(tmp_path):
     page = (tmp_path / "folder/audit.html").read_text()
     assert found.sentence in page.replace("&#39;", "'")
     assert 'href="probabilities_each.html"' in page
+    assert (
+        "an option is right; all options of all questions" in (tmp_path / "folder/probabilities_each.html").read_text()
+    )
     assert "gain of calibration" not in page
     ids = Parsed(page).values_of("id")
     assert ids[:5] == ["finding", "verdict", "cause", "action", "key-numbers"]
@@ -246,7 +252,7 @@ def test_percentages_in_tables_and_texts_have_the_values_of_lines(tmp_path):
     expected = loop_ece([row["confidence"] / 100 for row in rows], [row["correct"] for row in rows])
     for log in (tmp_path / "a.tsv.gz", with_text, frame.rename(columns=str.upper)):
         (definition,) = read(log).definitions.values()
-        assert float(ece_from_bins(definition.builder.main_bins)) == pytest.approx(expected, rel=1e-12)
+        assert float(ece_from_bins(definition.main_bins)) == pytest.approx(expected, rel=1e-12)
     found = audit(frame, **FAST)
     assert found["reported"].value("ece") == pytest.approx(expected, rel=1e-9)
     assert found["reported"].scale == "Confidences without a percent sign are percentages, because the largest is 98."
@@ -387,6 +393,22 @@ def test_several_logs_are_compared_in_pairs(tmp_path):
     links = re.findall(r'<a href="([\w/]+\.html)"', (tmp_path / "out/audit.html").read_text())
     assert links == ["compare_probabilities.html", "log_1/audit.html", "log_2/audit.html"]
     assert {tmp_path / "out" / link for link in links} < set(written)
+
+
+def test_answers_to_the_same_question_are_compared_in_their_order():
+    rng = np.random.default_rng(0)
+    asked = [k % 25 for k in range(60)], [(7 * k) % 31 for k in range(80)]  # up to three answers to a question
+    logs = [
+        [{"id": k, "confidence": float(rng.uniform(0.2, 0.9)), "correct": int(rng.integers(2))} for k in numbers]
+        for numbers in asked
+    ]
+    found = audit(*logs, names=["a", "b"], **FAST)
+    by_question = [{k: [row for row in rows if row["id"] == k] for k in range(31)} for rows in logs]
+    pairs = [pair for k in range(31) for pair in zip(*(each[k] for each in by_question), strict=False)]
+    assert found.n_paired["reported"] == len(pairs)
+    brier = [np.mean([(row["confidence"] - row["correct"]) ** 2 for row in rows]) for rows in zip(*pairs, strict=True)]
+    assert list(found["reported"]["brier"].values.values()) == pytest.approx(brier, rel=1e-12)
+    assert found["reported"].settings["clusters"] == len({row["id"] for row, _ in pairs})
 
 
 def test_answers_of_compared_logs_have_their_own_outcomes():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,26 @@ def report_of_batches(*pieces, **given):
     for piece in pieces:
         builder.update(*piece)
     return builder.report()
+
+
+def test_without_classes_a_report_has_the_errors_of_the_top_label():
+    data, how = miscalibrated_data("multiclass"), {"task": "multiclass", "with_calibration": False}
+    whole, part = (report_of_batches(data, **how, with_classes=with_classes) for with_classes in (True, False))
+    assert part.lines == tuple(line for line in whole.lines if line.group != "class-wise")
+    assert list(part.tables) == list(part.tests) == ["top_label"]
+    assert part.decision == whole.decision
+
+
+def test_errors_of_confidences_are_those_of_the_positive_class():
+    of_events, of_confidences = (
+        report_of_batches(miscalibrated_data("binary"), task=task, with_calibration=False)
+        for task in ("binary", "confidence")
+    )
+    errors = [line for line in of_events.lines if line.group == "positive class"]
+    expected = [replace(line, key=line.key.replace("positive", "top_label"), group="top label") for line in errors]
+    assert [line for line in of_confidences.lines if "/" in line.key] == expected
+    assert torch.equal(of_confidences.main_table.n, of_events.main_table.n)
+    assert list(of_confidences.tables) == list(of_confidences.tests) == ["top_label"]
 
 
 def assert_same_lines(report, expected, of_errors=True):

@@ -9,6 +9,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 import torchcalib as tc
 from torchcalib.calibration import BiasCorrection, TemperatureScaling
+from torchcalib.reporting.assembling import _adjusted
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, cause_of
 from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
@@ -358,10 +359,12 @@ def test_confusion_has_the_largest_poisson_deviance_of_a_predicted_class_and_a_l
 
 def test_labels_are_counted_with_the_adjustment_of_holm():
     """Holm (1979): the k-th smallest of n p-values is compared with 0.05 / (n - k + 1), until one is not below."""
-    p = torch.tensor([0.02, 0.001, 0.9, 0.016, 0.03])
-    assert Labels(p, []).miscalibrated == [1], "0.016 >= 0.05 / 4"
-    assert Labels(torch.tensor([0.026, 0.001, 0.9, 0.012, 0.0166]), []).miscalibrated == [1, 3, 4]
-    assert Labels(torch.tensor([0.02, 0.03]), []).miscalibrated == [0, 1]
+    for p_values, expected in (
+        ([0.02, 0.001, 0.9, 0.016, 0.03], [1]),  # 0.016 >= 0.05 / 4
+        ([0.026, 0.001, 0.9, 0.012, 0.0166], [1, 3, 4]),
+        ([0.02, 0.03], [0, 1]),
+    ):
+        assert Labels(_adjusted(torch.tensor(p_values)), []).miscalibrated == expected
 
 
 def test_words_of_a_direction_need_a_significant_gap():

@@ -24,12 +24,12 @@ def rows(values=P[:5], outcomes=Y[:5], key="confidence", **changes):
 def read(log, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
     builder = read_log(log, options)
-    values = {
-        key: (each.n, float(ece_from_bins(each.builder.main_bins)))
-        for key, each in builder.definitions.items()
-        if each.n
-    }
-    return values, {key: audit_builder._refusal(each) for key, each in builder.definitions.items()}, builder.counts
+    bins = {key: each.main_bins for key, each in builder.definitions.items()}
+    values = {key: (float(each.n.sum()), float(ece_from_bins(each))) for key, each in bins.items()}
+    refusals = {(source, "answer"): problem for source, problem in builder.problems.items()}
+    for key, each in builder.definitions.items():
+        refusals[key] = audit_builder.degeneracy(key[0], each.accumulated())
+    return values, refusals, builder.counts
 
 
 REPORTED, STATED = ("reported", "answer"), ("stated", "answer")

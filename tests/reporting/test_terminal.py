@@ -59,12 +59,12 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
 
 def test_short_comparison_fits_a_screen_and_everything_has_all_lines(capsys):
     comparison = compared("multiclass")
-    lines, words = printed(capsys, terminal.show_comparison, comparison)
+    lines, words = printed(capsys, terminal.show, comparison)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= CHARACTERS
     assert all(sentence in words for sentence in comparison.sentences.values())
     assert "compared with" not in words
-    _, words = printed(capsys, terminal.show_comparison, comparison, True)
+    _, words = printed(capsys, terminal.show, comparison, True)
     for name in ("sure", "noisy"):
         assert f"{name} compared with calibrated" in words
     for line in comparison.lines:
@@ -77,7 +77,7 @@ def test_audit_fits_100_columns_and_begins_with_verdict_and_advice(tmp_path, mon
     rows = (lm_eval_row(k, ["option 1", "2", "three"], *each) for k, each in enumerate(_scores(40)))
     found = tc.audit(write_lines(tmp_path / "log.jsonl", rows), with_intervals=False, with_calibration=False)
     assert found["choices_per_character"] is found["choices_per_byte"], "shown once"
-    lines, words = printed(capsys, terminal.show_audit, found)
+    lines, words = printed(capsys, terminal.show, found)
     (_, main) = next(iter(found.items()))
     decision = main.report.decision
     assert found.verdict == f"{decision.verdict} (choices)"

@@ -34,5 +34,5 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     if arguments.json:
         output(found.to_json())
     else:
-        terminal.show_audit(found)
+        terminal.show(found)
         terminal.show_paths(written)

@@ -39,5 +39,5 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
     if arguments.json:
         output(compared.to_json())
         return
-    terminal.show_comparison(compared, arguments.all)
+    terminal.show(compared, arguments.all)
     terminal.show_paths(paths)

@@ -165,6 +165,19 @@ def is_frame(data: Any) -> bool:
     return is_table or isinstance(data, dict)
 
 
+def check_columns(names: Mapping[str, Any], omitted: Mapping[str, Any]) -> None:
+    """Raise TypeError unless all `names` are text or None, and all `omitted` None, for a DataFrame with all columns."""
+    remedy = "or pass predictions and targets as separate arguments."
+    for argument, given in names.items():
+        if not isinstance(given, str | None):
+            rule = f"`{argument}` must be the name of a column of the DataFrame"
+            raise TypeError(f"{rule}, got {shown(given)}. Pass names, {remedy}")
+    for argument, given in omitted.items():
+        if given is not None:
+            rule = f"`{argument}` must be None for a DataFrame with all columns"
+            raise TypeError(f"{rule}, got {shown(given)}. Omit it, {remedy}")
+
+
 def column_names(data: Any) -> tuple[str, ...]:
     """Return the names of several columns of a frame, or of rows that are dicts, if all are text or numbers.
 

@@ -30,7 +30,7 @@ from torchcalib.io.errors import InputError, shown
 
 T = TypeVar("T")
 
-FORM = 23
+FORM = 24
 """Version of the saved form, for all kinds. Increase it when the content of a state or its meaning changes."""
 
 DESCRIPTION = "description"

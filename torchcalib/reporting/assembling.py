@@ -17,15 +17,14 @@ from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in
 from torchcalib.io.errors import quoted
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.catalogue import bins_of, names_of
-from torchcalib.reporting.confidences import report_of_confidences
-from torchcalib.reporting.decision import with_safety
+from torchcalib.reporting.decision import Z, with_safety
 from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.slices import DEPTH, MIN_SIZE, Intersections, n_rows_of, table_of_slices
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
 from torchcalib.results.group_table import GroupTable, resolved
-from torchcalib.results.lines import ClassLine
+from torchcalib.results.lines import ClassLine, LineInterval
 from torchcalib.results.report import Report
 from torchcalib.results.slice_table import SliceTable
 
@@ -59,8 +58,8 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     if not options.with_intervals:
         lines = [replace(line, interval=None) for line in lines]
     else:
-        p, main_bins = data.predictions, next(iter(data.bins.values()))
-        why_not = data.why_not if p is None else why_few_events(p, main_bins, effect)
+        p = data.predictions
+        why_not = data.why_not if p is None else why_few_events(p, data.main_bins, effect)
         with part(shares["intervals"], "intervals"):
             lines, notes_on_intervals = with_intervals(lines, data, why_not)
         notes += notes_on_intervals
@@ -79,7 +78,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None
     tests = _class_tests(data)
-    label_p_values = None if tests is None or data.task != "multilabel" else tests[0].p_value
+    label_p_values = None if tests is None or data.task != "multilabel" else _adjusted(tests[0].p_value)
     findings = Findings(data, tested, class_names, effect, of_main.n_clusters, whole, label_p_values)
     stage = None if stage is None else stage.advised(findings.worthwhile, is_faulty=findings.is_faulty)
     decision = decide(findings, stage)
@@ -105,6 +104,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
             "p_values": of_main.method,
             "safe_threshold": options.safe_threshold,
             **of_clusters,
+            **data.catalogue.kind,
         },
         source=dict(source),
         tests=data.tests(),
@@ -113,10 +113,33 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         warnings=warnings,
         groups=_group_table(data, findings),
         slices=_slice_table(data, effect),
-        minimum_detectable_error=_detectable(next(iter(data.bins.values())), effect),
+        minimum_detectable_error=_detectable(data.main_bins, effect),
         class_names=class_names,
     )
-    return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
+    return _with_accuracy(report, data.effective_n) if data.catalogue.are_confidences else report
+
+
+def _with_accuracy(report: Report, n: float) -> Report:
+    """Return a report on confidences with the accuracy of the predictions, which calibration does not change.
+
+    The binary accuracy, which it replaces, depends on the threshold 0.5. The interval is that of Wilson for `n`
+    samples, the effective number for floating weights: Franco, Little, Louis, Slud: Comparative study of confidence
+    intervals for proportions in complex sample surveys (Journal of Survey Statistics and Methodology, 2019).
+    """
+    accuracy = report.priors[1]
+    interval = None
+    if any(line.interval is not None for line in report.lines):  # Wilson 1927, for a proportion of n samples
+        centre = (accuracy + Z**2 / (2 * n)) / (1 + Z**2 / n)
+        half = Z / (1 + Z**2 / n) * (accuracy * (1 - accuracy) / n + Z**2 / (4 * n**2)) ** 0.5
+        interval = LineInterval(max(0.0, centre - half), min(1.0, centre + half))
+    lines = tuple(
+        replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
+        for line in report.lines
+    )
+    stage = report.calibration
+    if stage is not None:
+        stage = replace(stage, lines=tuple(replace(line, accuracy=accuracy) for line in stage.lines))
+    return replace(report, calibration=stage, lines=lines)
 
 
 def _group_table(data: Data, findings: Findings) -> GroupTable | None:
@@ -124,7 +147,7 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     if data.groups is None or findings.groups is None:
         return None
     names, bins = data.groups  # bins of all groups `(G, ..., B)`
-    accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]  # of one group
+    accumulator = data.catalogue.accumulators[bins_of(data.main_mode)]  # of one group
     order = sorted(range(len(names)), key=names.__getitem__)  # simulated outcomes depend on the position of a group
     sums = bins.sums[order]
     n_replicates = max(59, min(_REPLICATES, _TOTAL_REPLICATES // len(names)))
@@ -154,7 +177,7 @@ def _slice_table(data: Data, effect: float) -> SliceTable | None:
         return None
     parts, bins = data.combinations
     found = Intersections.of(parts, n_rows_of(bins), DEPTH, MIN_SIZE)
-    accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]
+    accumulator = data.catalogue.accumulators[bins_of(data.main_mode)]
     return table_of_slices(found, bins, accumulator, effect=effect, k=_WORST)
 
 

@@ -15,7 +15,6 @@ from torchcalib.io.logs import Log, golds_of, named_fields, open_log
 from torchcalib.io.logs.fields import MOST_SYSTEMS
 from torchcalib.io.logs.stated import SCALES, ScaleName
 from torchcalib.reporting.audit_builder import AuditBuilder, AuditOptions, Layout
-from torchcalib.reporting.audit_pairs import compared_audits
 from torchcalib.reporting.published import BENCHMARKS
 from torchcalib.results.audit import Audit, AuditComparison, AuditGroups
 
@@ -106,7 +105,8 @@ def audit(
             that this benchmark publishes. It stores 16 bytes for each answer.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error.
         with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
-        with_calibration: compute the cross-validated gains of calibrators.
+        with_calibration: compute the cross-validated gains of calibrators. Calibrators of all options of a question are
+            in the report on the chosen one.
         names: names of several logs; None for the names of their files.
 
     Returns:
@@ -147,6 +147,8 @@ def audit(
         read_log(partial(open_log, each, select, words, **how), options, keep=bool(others)) for each in (log, *others)
     ]
     if others:
+        from torchcalib.reporting.audit_pairs import compared_audits  # and with it comparisons
+
         return compared_audits([each.whole for each in logs], names)
     if by is not None:
         return AuditGroups(by=by, audits={name: builder.audit() for name, builder in logs[0].parts.items()})
@@ -218,12 +220,13 @@ def _builders_of(
 
 def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
     """Raise if no right answer is an option, or if the right answers are those of the model; see `check_gold`."""
-    if log.options.gold is not None and log.unmatched and not any(builder.definitions for builder in whole):
+    is_empty = not any(builder.definitions or builder.problems for builder in whole)
+    if log.options.gold is not None and log.unmatched and is_empty:
         raise InputError(
             f"`gold` must have the ids of `{log.path}`, got no right answer for the first id {shown(log.unmatched)}, "
             f"and the ids {quoted(log.options.gold, 3)}. Write the ids in the same way, or pass id='NAME'."
         )
-    if log.unnamed is not None and not any(builder.definitions for builder in whole):
+    if log.unnamed is not None and is_empty:
         gold, options = log.unnamed
         n = sum(each.n_answers for each in whole)
         raise InputError(
@@ -235,9 +238,9 @@ def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
         ("probabilities", "chosen", "the most probable option"),
         ("reported", "answer", "the answer of the model"),
     ):
-        found = [each.definitions[source, event] for each in whole if (source, event) in each.definitions]
+        found = [each.definitions[source, event].main_bins for each in whole if (source, event) in each.definitions]
         if log.target and not (source == "reported" and log.has_outcomes):
-            n, n_right = sum(each.n for each in found), sum(round(each.frequency * each.n) for each in found if each.n)
+            n, n_right = sum(int(bins.n.sum()) for bins in found), sum(int(bins.outcomes.sum()) for bins in found)
             check_gold(log.target, str(log.path), n, n_right, choice)
 
 

@@ -1,8 +1,8 @@
 """Audit a log of a language model: add its answers to a report for each definition of the confidence.
 
 Answers are read in blocks, and a `ReportBuilder` for each definition keeps sums only. The number of options, whether
-questions have several answers, the scale of stated confidences, and which definitions have equal confidences determine
-the builders. If a later block contradicts the first ones, the log is read again from its start.
+questions have several answers, and the scale of stated confidences determine the builders. If a later block contradicts
+the first ones, the log is read again from its start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +33,13 @@ from torchcalib.io.logs.stated import Array, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.lines import Data
 from torchcalib.reporting.published import published
 from torchcalib.results.audit import Audit, AuditedConfidence
 
 _MAX_SCORES = 2**20  # scores of options that are added at once
 _MAX_OPTIONS = 2**10  # largest number of options of an answer, which limits the memory for a block
 _REPLICATES = 999  # of the quantile of ECE
-_MAX_DISTINCT = 256  # distinct confidences that are counted, to find constant ones
 _FEW = 20  # answers from which a frequent confidence is called a constant
 _OF_TOKENS = ("raw", "per_token", "first_token")  # confidences that follow from the sampled tokens
 _LARGE = 0.1  # ECE that an evaluation should detect
@@ -66,7 +68,6 @@ class Layout:
     has_repeated_names: bool = False  # whether a name of a question occurs several times
     repeats: bool = False  # whether a question has several answers
     scales: Mapping[str, Scale] = field(default_factory=dict)  # evidence on the scale of stated confidences, by source
-    distinct: frozenset[str] = frozenset()  # sources with other confidences than the sources before
 
 
 class ConfidenceColumn(NamedTuple):
@@ -77,8 +78,6 @@ class ConfidenceColumn(NamedTuple):
     rows: Array  # number of the answer of each confidence
     preds: Tensor  # confidences `(n,)`, or the scores of options `(n, K)`
     target: Tensor
-    confidence: Tensor  # of the event `(n,)`
-    n_impossible: int  # outcomes that occurred with the probability 0
     from_logits: bool = False  # whether `preds` are log-probabilities of options
 
 
@@ -102,43 +101,6 @@ class _Documents:
         self._seen = both[is_new]
         self.n = len(self._seen)
         return not is_new.all()
-
-
-@dataclass
-class _AuditedColumn:
-    """Sums for one source and event."""
-
-    source: str
-    event: str
-    builder: ReportBuilder
-    values: Counter[float] = field(default_factory=Counter)  # frequencies of the first distinct confidences
-    n: int = 0
-    n_impossible: int = 0  # outcomes that occurred with the probability 0
-    n_rounded: int = 0  # confidences with at most 2 decimals
-    problem: str = ""  # reason why the scale of the confidences is ambiguous
-
-    @property
-    def frequency(self) -> float:
-        """Frequency of the event; NaN without data."""
-        return float(self.builder.main_bins.outcomes.sum()) / self.n if self.n else math.nan
-
-    @property
-    def mean(self) -> float:
-        """Mean confidence; NaN without data."""
-        return float(self.builder.main_bins.sums[..., 1, :].sum()) / self.n if self.n else math.nan
-
-    def add(self, column: ConfidenceColumn, clusters: Tensor | None) -> None:
-        """Add rows to the report, and their confidences to the evidence that these are degenerate."""
-        self.builder.update(column.preds, column.target, clusters=clusters)
-        confidence = column.confidence
-        found, numbers = np.unique(confidence.numpy(), return_counts=True)
-        is_known = np.isin(found, list(self.values))
-        new = np.flatnonzero(~is_known)[: _MAX_DISTINCT - len(self.values)]
-        for index in (*np.flatnonzero(is_known), *new):
-            self.values[float(found[index])] += int(numbers[index])
-        self.n += len(confidence)
-        self.n_impossible += column.n_impossible
-        self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
 
 
 @dataclass
@@ -192,17 +154,17 @@ class AuditBuilder:
         self.log, self.part, self.layout, self.options = log, part, layout, options
         self.with_each = with_each  # whether all options have a definition, and intervals and calibrators are computed
         self.is_contradicted = False
-        self.definitions: dict[tuple[str, str], _AuditedColumn] = {}
-        self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one
+        self.definitions: dict[tuple[str, str], ReportBuilder] = {}  # by source and event
+        self.problems: dict[str, str] = {}  # sources with an ambiguous scale, and why
+        self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one so far
         self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
         self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
-        self.scales = dict(layout.scales)
         self.samples = _SampledAnswers(options.same)
         self.omitted: Counter[str] = Counter()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
         self.keep = keep
-        self.questions: list[str] = []  # question of each answer
+        self.questions: list[Tensor] = []  # hash of the question of each answer, by block
         self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
 
     def add(self, block: Block) -> None:
@@ -214,20 +176,19 @@ class AuditBuilder:
         numbers = self.n_answers + torch.arange(len(block), device="cpu")
         questions = hashes_of(block.questions) if self.layout.repeats else numbers
         for column in self._columns(block):
-            clusters = questions[column.rows] if self._is_clustered(column.event) else None
-            self._definition(column.source, column.event, column.from_logits).add(column, clusters)
+            self._add(column, questions)
             if self.keep and column.event != "each":
                 of_log = column._replace(rows=self.n_answers + column.rows)
                 self.columns[column.source, column.event].append(of_log)
         if self.keep:
             has_contents = self.layout.has_repeated_names and not self.layout.repeats
-            self.questions += block.questions if has_contents else block.documents
+            self.questions.append(hashes_of(block.questions if has_contents else block.documents))
         self.n_answers += len(block)
 
     def finish(self) -> None:
         """Add the frequencies of sampled answers, if they are of one system."""
         # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
-        scale = self.scales.get("reported")
+        scale = self.layout.scales.get("reported")
         if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
             raise InputError(
                 f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
@@ -237,8 +198,9 @@ class AuditBuilder:
             found = list(self.samples.majorities(self.omitted))
             if found:
                 confidence, correct = torch.tensor(found, dtype=torch.float64, device="cpu").unbind(1)
-                column = _column("frequency", "most frequent", np.arange(len(found)), confidence, correct.long())
-                self._definition("frequency", "most frequent").add(column, None)
+                numbers = torch.arange(len(found), device="cpu")
+                column = ConfidenceColumn("frequency", "most frequent", numbers.numpy(), confidence, correct.long())
+                self._add(column, numbers)
 
     @property
     def counts(self) -> Counter[str]:
@@ -284,7 +246,7 @@ class AuditBuilder:
         )
 
     def _notes(self) -> Iterator[str]:
-        if not self.definitions:
+        if not self.definitions and not self.problems:
             yield (
                 "The log contains no confidence of an answer that is known to be right or wrong. "
                 f"Its calibration cannot be measured. {self.log.advice}".rstrip()
@@ -303,17 +265,17 @@ class AuditBuilder:
         known = self.layout
         has_texts = block.with_texts
         is_repeated = self.documents.add(block.questions if known.has_repeated_names and has_texts else block.documents)
+        scales = {**known.scales}
         for source, stated in block.stated.items():
-            before = self.scales.get(source, Scale(self.options.scale))
-            self.scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
+            before = known.scales.get(source, Scale(self.options.scale))
+            scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
         sizes = [np.asarray(scores.sizes) for scores in block.scores.values()]
         self.layout = replace(
             known,
             width=max([known.width, *(int(each.max()) for each in sizes)]),
             has_repeated_names=known.has_repeated_names or is_repeated,
             repeats=known.repeats or (is_repeated and known.has_repeated_names and has_texts),
-            scales={**known.scales, **self.scales},
-            distinct=known.distinct | self._distinct_in(block),
+            scales=scales,
         )
         if self.layout.width > _MAX_OPTIONS:
             n, row = next(
@@ -327,36 +289,35 @@ class AuditBuilder:
                 f"{shown(block.documents[row])}. Keep the options of the question only."
             )
         is_contradicted = self.layout.width > known.width or any(
-            self.scales[source].name != before.name for source, before in known.scales.items()
+            scales[source].name != before.name for source, before in known.scales.items()
         )
-        has_changed = (self.layout.has_repeated_names, self.layout.repeats, self.layout.distinct) != (
-            known.has_repeated_names, known.repeats, known.distinct
-        )  # fmt: skip
-        self.is_contradicted |= has_changed or (is_contradicted and self.n_answers > 0)
+        found, expected = ((each.has_repeated_names, each.repeats) for each in (self.layout, known))
+        self.is_contradicted |= found != expected or (is_contradicted and self.n_answers > 0)
         if sizes:
             self.fewest = min(self.fewest or self.layout.width, *(int(each.min()) for each in sizes))
         return not self.is_contradicted
 
-    def _distinct_in(self, block: Block) -> set[str]:
-        """Return the sources that had the confidences of an earlier one until this block."""
+    def _separate(self, block: Block) -> None:
+        """Find sources with the confidences of an earlier one in the first block, and separate them once they differ.
+
+        Probabilities by byte and by character are an example: they are equal for ASCII text.
+        """
         columns: dict[str, tuple[Array, ...]] = {}
         for source, scores in block.scores.items():
             columns[source] = np.asarray(scores.rows), np.asarray(scores.sizes), np.asarray(scores.values)
         for source, confidences in block.confidences.items():
             columns[source] = np.asarray(confidences.rows), np.asarray(confidences.values)
-        ordered = [source for source in CONFIDENCES if source in columns]
-        for k, source in enumerate(ordered):
-            if source in self.layout.distinct or source in self.same_as or self.n_answers:
-                continue
-            others = (each for each in ordered[:k] if each not in self.same_as)
-            same = next((each for each in others if _are_equal(columns[source], columns[each])), None)
-            if same is not None:
-                self.same_as[source] = same
-        return {
-            source
-            for source, same in self.same_as.items()
-            if (source in columns or same in columns) and not _are_equal(columns.get(source), columns.get(same))
-        }
+        if not self.n_answers:
+            ordered = [source for source in CONFIDENCES if source in columns]
+            for source, other in combinations(ordered, 2):
+                if source not in self.same_as and _are_equal(columns[source], columns[other]):
+                    self.same_as.setdefault(other, source)
+        for source, same in list(self.same_as.items()):
+            if not _are_equal(columns.get(source, ()), columns.get(same, ())):
+                del self.same_as[source]
+                held: dict[tuple[str, str], Any]
+                for held in (self.definitions, self.columns):
+                    held |= {(source, event): copy(held[key, event]) for key, event in held if key == same}
 
     def _count(self, block: Block) -> None:
         """Add the numbers of answers that are right or wrong, and of those without a distribution over options."""
@@ -380,6 +341,7 @@ class AuditBuilder:
 
     def _columns(self, block: Block) -> Iterator[ConfidenceColumn]:
         """Yield the confidences of each definition in a block."""
+        self._separate(block)
         for source, scores in block.scores.items():
             if source not in self.same_as:
                 for part in _parts_of(block, scores, self.layout.width):
@@ -394,7 +356,8 @@ class AuditBuilder:
             is_judged = ~np.isnan(correct[rows])
             if is_judged.any():
                 rows, values = rows[is_judged], values[is_judged]
-                yield _column(source, "answer", rows, torch.from_numpy(values), torch.from_numpy(correct[rows]).long())
+                target = torch.from_numpy(correct[rows]).long()
+                yield ConfidenceColumn(source, "answer", rows, torch.from_numpy(values), target)
 
     def _stated(self, block: Block) -> dict[str, tuple[Array, Array]]:
         """Return the rows of stated confidences, and their values in [0, 1], by source. Keep those for a benchmark."""
@@ -405,12 +368,12 @@ class AuditBuilder:
             if source not in block.stated:
                 continue
             rows, values, signs = map(np.asarray, block.stated[source])
-            scale = self.scales[source]
+            scale = self.layout.scales[source]
             if not scale.problem:
                 last[rows] = values = scale.fractions(values, signs)
                 found[source] = rows, values
             elif is_judged[rows].any():
-                self._definition(source, "answer").problem = scale.problem
+                self.problems[source] = scale.problem
         if self.options.as_published is not None:
             self.stated[0].extend(last[is_judged])
             self.stated[1].extend(correct[is_judged])
@@ -435,63 +398,53 @@ class AuditBuilder:
                 f"`{self.log.path}` must have an option with a positive probability in each answer, got none for "
                 f"document {shown(document)} ({CONFIDENCES[source].name}). Check the scores."
             )
-        probs = scores.softmax(-1) if is_log else scores / scores.sum(-1, keepdim=True)
         # Scores instead of their probabilities, of which small ones round to 0, and large ones to 1
-        preds = scores if is_log else probs
-        n_impossible = int((scores.gather(1, target.unsqueeze(1)) == lowest).sum())
-        yield ConfidenceColumn(source, "chosen", rows, preds, target, probs.amax(-1), n_impossible, is_log)
+        preds = scores if is_log else scores / scores.sum(-1, keepdim=True)
+        yield ConfidenceColumn(source, "chosen", rows, preds, target, is_log)
         if self.with_each:
             is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
-            of_each = log_odds(scores)[held] if is_log else probs[held]
-            excluded = torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)
-            n_impossible = int((of_each == excluded).sum())
-            yield ConfidenceColumn(
-                source, "each", np.repeat(rows, sizes), of_each, is_right, probs[held], n_impossible, is_log
-            )
+            of_each = (log_odds(scores) if is_log else preds)[held]
+            yield ConfidenceColumn(source, "each", np.repeat(rows, sizes), of_each, is_right, is_log)
 
     def _is_clustered(self, event: str) -> bool:
         """Return whether confidences of an event are dependent. Exactly one of the options of a question is right."""
         return event == "each" or (self.layout.repeats and event != "most frequent")
 
-    def _definition(self, source: str, event: str, from_logits: bool = False) -> _AuditedColumn:
-        if (source, event) not in self.definitions:
-            task: Task = _TASKS.get(event, "confidence")
-            builder = ReportBuilder(
+    def _add(self, column: ConfidenceColumn, questions: Tensor) -> None:
+        """Add confidences to the report of their definition. `questions` has the question of each answer."""
+        key = column.source, column.event
+        if key not in self.definitions:
+            task: Task = "multiclass" if column.event == "chosen" else "confidence"
+            self.definitions[key] = ReportBuilder(
                 task=task,
                 num_classes=self.layout.width if task == "multiclass" else None,
-                from_logits=from_logits,
+                from_logits=column.from_logits,
                 n_bins=self.options.n_bins,
                 with_intervals=self.options.with_intervals and self.with_each,
-                with_calibration=self.options.with_calibration and self.with_each,
+                # Calibrators of all options are those of the report on the chosen one.
+                with_calibration=self.options.with_calibration and self.with_each and column.event != "each",
             )
-            self.definitions[source, event] = _AuditedColumn(source, event, builder)
-        return self.definitions[source, event]
+        clusters = questions[column.rows] if self._is_clustered(column.event) else None
+        self.definitions[key].update(column.preds, column.target, clusters=clusters)
 
     def _audited(self) -> tuple[AuditedConfidence, ...]:
         found = []
-        for definition in self.definitions.values():
-            refusal = _refusal(definition)
-            equal = [source for source, same in self.same_as.items() if same == definition.source]
-            # The simulated outcomes are independent.
-            is_tested = not refusal and not self._is_clustered(definition.event)
-            detectable = detectable_ece(definition.builder.main_bins) if is_tested else math.nan
-            # Degenerate confidences are equal by their values, and not by their definitions.
-            for source in [definition.source, *equal] if refusal else [definition.source]:
-                scale = self.scales.get(source)
-                found.append(
-                    AuditedConfidence(
-                        source=source,
-                        event=definition.event,
-                        report=None if refusal else definition.builder.report(),
-                        equal=() if refusal else tuple(equal),
-                        mean=definition.mean,
-                        frequency=definition.frequency,
-                        detectable=detectable,
-                        marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
-                        scale="" if scale is None else scale.rule,
-                        field=self.log.options.fields.get("confidence", "") if source in _REPORTED else "",
-                    )
-                )
+        for source, problem in self.problems.items():
+            marks = (f"Ambiguous: {problem} Pass `scale`, 'percent' or 'fraction'.",)
+            found.append(AuditedConfidence(source=source, event="answer", report=None, marks=marks))
+        for source, event in self.definitions:
+            equal = tuple(other for other, same in self.same_as.items() if same == source)
+            audited = self._audited_confidence(source, event)
+            if audited.report is not None:
+                found.append(replace(audited, equal=equal))
+            else:  # degenerate confidences are equal by their values, and not by their definitions
+                found += [replace(audited, source=each) for each in (source, *equal)]
+        scales = {source: scale.rule for source, scale in self.layout.scales.items()}
+        field = self.log.options.fields.get("confidence", "")
+        found = [
+            replace(each, scale=scales.get(each.source, ""), field=field if each.source in _REPORTED else "")
+            for each in found
+        ]
         found.sort(key=lambda each: list(CONFIDENCES).index(each.source))
         wanted = self.options.definition
         if wanted == "reported" and not any(each.source == "reported" for each in found):
@@ -506,20 +459,28 @@ class AuditBuilder:
             )
         return (*first, *(each for each in found if each not in first))
 
+    def _audited_confidence(self, source: str, event: str) -> AuditedConfidence:
+        """Return the results of a definition, without a report if its confidences are degenerate."""
+        builder = self.definitions[source, event]
+        data = builder.accumulated()
+        bins = data.main_bins
+        mean, frequency = (float(x.sum()) / data.n for x in (bins.sums[..., 1, :], bins.outcomes))
+        audited = AuditedConfidence(source=source, event=event, report=None, mean=mean, frequency=frequency)
+        if refusal := degeneracy(source, data):
+            return replace(audited, marks=(refusal,))
+        # The simulated outcomes are independent.
+        detectable = math.nan if self._is_clustered(event) else detectable_ece(bins)
+        marks = tuple(_marks(source, event, data, self.n_judged, detectable))
+        origin = {"file": self.log.path.name, "confidence": audited.name, "event": audited.happens}
+        return replace(audited, report=builder.report(origin), detectable=detectable, marks=marks)
+
 
 _REPORTED = ("reported", "forecast")
-_TASKS: dict[str, Task] = {"chosen": "multiclass", "each": "binary"}  # by event, if not "confidence"
 
 
-def _column(source: str, event: str, rows: Array, confidence: Tensor, correct: Tensor) -> ConfidenceColumn:
-    """Return the column of confidences in [0, 1] in answers, of which `correct` is 1 for right ones, and else 0."""
-    n_impossible = int((confidence == (1 - correct)).sum())
-    return ConfidenceColumn(source, event, rows, confidence, correct, confidence, n_impossible)
-
-
-def _are_equal(a: Sequence[Array] | None, b: Sequence[Array] | None) -> bool:
+def _are_equal(a: Sequence[Array], b: Sequence[Array]) -> bool:
     """Return True for equal columns."""
-    return a is not None and b is not None and all(map(np.array_equal, a, b)) and len(a) == len(b)
+    return len(a) == len(b) and all(map(np.array_equal, a, b))
 
 
 def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[tuple[Any, ...]]:
@@ -547,45 +508,49 @@ def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:
     return float(simulated.sort().values[math.ceil(0.95 * (n_replicates + 1)) - 1])
 
 
-def _refusal(definition: _AuditedColumn) -> str:
-    """Return the reason why confidences are degenerate, as a sentence; empty if they are not."""
-    if definition.problem:
-        return f"Ambiguous: {definition.problem} Pass `scale`, 'percent' or 'fraction'."
-    if len(definition.values) > 1:
+def _distinct(data: Data) -> tuple[Tensor, Tensor]:
+    """Return the distinct confidences in ascending order, and the number of samples of each."""
+    sample = data.samples[data.main_mode].sorted()
+    values, index = torch.unique_consecutive(sample.confidence[sample.counted], return_inverse=True)
+    return values, torch.zeros_like(values).index_add(0, index, sample.counts[sample.counted].to(values.dtype))
+
+
+def degeneracy(source: str, data: Data) -> str:
+    """Return the reason why the confidences of a source are degenerate, as a sentence; empty if they are not."""
+    values, _ = _distinct(data)
+    if len(values) > 1:
         return ""
-    (value,) = definition.values
-    if value == 1 and definition.source in _OF_TOKENS:
+    if values == 1 and source in _OF_TOKENS:
         return (
             "Degenerate: every probability is 1. The log-probabilities seem to be those of sampling at temperature 0, "
             "not of the model. Its calibration cannot be measured."
         )
+    frequency = float(data.main_bins.outcomes.sum()) / data.n
     return (
-        f"Degenerate: every confidence is {value:.6g}. Only its difference from the accuracy, "
-        f"{significant(definition.frequency)}, is known."
+        f"Degenerate: every confidence is {float(values):.6g}. Only its difference from the accuracy, "
+        f"{significant(frequency)}, is known."
     )
 
 
-def _marks(definition: _AuditedColumn, n_judged: int, detectable: float) -> Iterator[str]:
+def _marks(source: str, event: str, data: Data, n_judged: int, detectable: float) -> Iterator[str]:
     """Yield the reasons why the numbers are not what they seem. `n_judged` answers are right or wrong."""
-    if definition.event == "answer" and definition.n < n_judged:
-        yield f"{n_judged - definition.n:,} of {n_judged:,} answers have no such confidence, and are left out."
+    n, (values, numbers) = int(data.n), _distinct(data)
+    if event == "answer" and n < n_judged:
+        yield f"{n_judged - n:,} of {n_judged:,} answers have no such confidence, and are left out."
     if detectable > _LARGE:
         yield (
-            f"{definition.n:,} answers are too few to find small calibration errors: only an ECE above "
-            f"{detectable:.2f} is significant."
+            f"{n:,} answers are too few to find small calibration errors: only an ECE above {detectable:.2f} is "
+            "significant."
         )
-    (value, times), n = definition.values.most_common(1)[0], definition.n
-    if n >= _FEW and times > _LOW_SHARE * n and definition.event in ("chosen", "answer"):
-        why = (
-            "a usual number of stated confidences"
-            if definition.source in _STATED
-            else "which may stand for a missing value"
-        )
+    times, value = int(numbers.max()), float(values[numbers.argmax()])
+    if n >= _FEW and times > _LOW_SHARE * n and event in ("chosen", "answer"):
+        why = "a usual number of stated confidences" if source in _STATED else "which may stand for a missing value"
         yield f"{times:,} of {n:,} confidences are exactly {value:.6g}, {why}."
-    if definition.n_impossible:
-        is_rounded = definition.n_rounded == n and definition.source != "frequency"
+    n_impossible = int(sum(k for k, _ in data.impossible))
+    if n_impossible:
+        is_rounded = source != "frequency" and data.decimals in (0, 1, 2)
         rounded = " Probabilities are rounded to 2 decimals." if is_rounded else ""
         yield (
-            f"NLL is infinite: the probability of {definition.n_impossible:,} outcomes that occurred is exactly 0."
+            f"NLL is infinite: the probability of {n_impossible:,} outcomes that occurred is exactly 0."
             f"{rounded} Use the Brier score."
         )

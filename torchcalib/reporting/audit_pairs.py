@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.core.arguments import Task
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.text import hashes_of
 from torchcalib.reporting.audit_builder import AuditBuilder, ConfidenceColumn
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.results.audit import CONFIDENCES, AuditComparison
+
+_STEP = 0x1E3779B97F4A7C15  # odd, so that the keys of answers to a question are distinct modulo 2^64
 
 
 def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | None) -> AuditComparison:
@@ -25,22 +26,23 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     paths = [builder.log.path for builder in builders]
     by_name = dict(zip(_names_of(paths) if names is None else _checked(names, len(paths)), builders, strict=True))
     shared = [key for key in builders[0].columns if all(key in each.columns for each in builders)]
-    keys = [_numbered(builder.questions) for builder in builders]
+    questions = [torch.cat(builder.questions) for builder in builders]
+    keys = list(map(_keys_of, questions))
     if not shared:
         found = " and ".join(quoted({source for source, _ in each.columns}) for each in builders)
         raise InputError(f"Logs must have a confidence in common, got {found}. Audit them separately.")
     width = max(builder.layout.width for builder in builders)
     comparisons, n_paired, notes = {}, {}, []
     for source, event in sorted(shared, key=lambda key: list(CONFIDENCES).index(key[0])):
-        columns = [
+        logs = [
             _joined(each.columns[source, event], of_log, width) for each, of_log in zip(builders, keys, strict=True)
         ]
-        questions, places, n_differing = _in_pairs(columns, event == "chosen")
-        n, name = len(questions), CONFIDENCES[source].name
-        left_out = [f"{len(each.places) - n:,} of `{system}`" for each, system in zip(columns, by_name, strict=True)]
+        places, n_differing = _in_pairs(logs, event == "chosen")
+        n, name = len(places[0]), CONFIDENCES[source].name
+        left_out = [f"{len(each.keys) - n:,} of `{system}`" for each, system in zip(logs, by_name, strict=True)]
         if n_differing:
             notes.append(f"{name}: {n_differing:,} questions have different right options, and are left out.")
-        if any(len(each.places) > n for each in columns):
+        if any(len(each.keys) > n for each in logs):
             notes.append(f"{name}: answers that are not in all logs are left out: {', '.join(left_out)}.")
         if n:
             n_paired[source] = n
@@ -48,12 +50,13 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
             from_logits = {name: each.columns[source, event][0].from_logits for name, each in by_name.items()}
             n_bins = builders[0].options.n_bins
             comparison = ComparisonBuilder(tuple(by_name), task=task, from_logits=from_logits, n_bins=n_bins)
-            clusters = hashes_of(questions) if len(set(questions)) < n else None
+            clusters = questions[0][logs[0].rows[places[0]]]
             preds, targets = {}, {}
-            for system, each, rows in zip(by_name, columns, places, strict=True):
+            for system, each, rows in zip(by_name, logs, places, strict=True):
                 preds[system], targets[system] = each.preds[rows], each.target[rows]
             target = next(iter(targets.values())) if event == "chosen" else targets
-            comparison.update(preds, target, clusters=clusters)
+            is_clustered = len(torch.unique(clusters)) < n
+            comparison.update(preds, target, clusters=clusters if is_clustered else None)
             comparisons[source] = comparison.comparison()
     if not comparisons:
         raise InputError("Logs must have questions in common, got none. Check that they have the same identifiers.")
@@ -68,46 +71,46 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
 class _LogRows(NamedTuple):
     """Confidences of a definition in a log; see `ConfidenceColumn`."""
 
-    places: dict[tuple[str, int], int]  # by the question, and the number of the answer to it
+    rows: Tensor  # number of the answer of each confidence
+    keys: Tensor  # see `_keys_of`
     preds: Tensor
     target: Tensor
 
 
-def _joined(parts: Sequence[ConfidenceColumn], keys: Sequence[tuple[str, int]], width: int) -> _LogRows:
+def _joined(parts: Sequence[ConfidenceColumn], keys: Tensor, width: int) -> _LogRows:
     """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
     missing = -torch.inf if parts[0].from_logits else 0.0
     padded = [
         pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
         for part in parts
     ]
-    rows = (row for part in parts for row in part.rows.tolist())
-    return _LogRows(
-        {keys[row]: place for place, row in enumerate(rows)},
-        torch.cat(padded),
-        torch.cat([part.target for part in parts]),
-    )
+    rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
+    return _LogRows(rows, keys[rows], torch.cat(padded), torch.cat([part.target for part in parts]))
 
 
-def _numbered(questions: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the question of each answer, and the number of the answer among those to it, in the order of the log."""
-    seen: Counter[str] = Counter()
-    keys = []
-    for question in questions:
-        keys.append((question, seen[question]))
-        seen[question] += 1
-    return keys
+def _keys_of(questions: Tensor) -> Tensor:
+    """Return a key of each answer: the hash of its question and the number of earlier answers to it."""
+    order = questions.argsort(stable=True)
+    ordered = questions[order]
+    number = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
+    return questions + _STEP * torch.empty_like(order).index_copy(0, order, number)
 
 
-def _in_pairs(columns: Sequence[_LogRows], has_shared_target: bool) -> tuple[list[str], list[Tensor], int]:
-    """Return the questions of the answers that all logs have, their places, and the number of different targets."""
-    common = [key for key in columns[0].places if all(key in each.places for each in columns)]
-    places = [torch.tensor([each.places[key] for key in common], dtype=torch.long, device="cpu") for each in columns]
-    targets = [each.target[index] for each, index in zip(columns, places, strict=True)]
-    kept = torch.ones(len(common), dtype=torch.bool, device="cpu")
-    for other in targets[1:] if has_shared_target else ():
-        kept &= targets[0] == other
-    questions = [question for (question, _), keep in zip(common, kept.tolist(), strict=True) if keep]
-    return questions, [index[kept] for index in places], len(common) - len(questions)
+def _in_pairs(logs: Sequence[_LogRows], has_shared_target: bool) -> tuple[list[Tensor], int]:
+    """Return the places of the answers that all logs have, in the order of the first, and the number of other targets.
+
+    Answers with different targets are left out if logs must share them.
+    """
+    keys = torch.cat([each.keys for each in logs])
+    numbers = torch.unique(keys, return_inverse=True)[1].split([len(each.keys) for each in logs])
+    place = keys.new_full((len(keys), len(logs)), -1)  # of each key in each log
+    for k, of_log in enumerate(numbers):
+        place[of_log, k] = torch.arange(len(of_log), device=keys.device)
+    places = place[numbers[0]]
+    places = places[(places >= 0).all(-1)]
+    targets = torch.stack([each.target[index] for each, index in zip(logs, places.T, strict=True)])
+    is_kept = (targets == targets[0]).all(0) | (not has_shared_target)
+    return list(places[is_kept].T), int((~is_kept).sum())
 
 
 def _names_of(paths: Sequence[Path]) -> list[str]:

@@ -26,7 +26,6 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import modes_of
 from torchcalib.core.gathering import exchanged, gathered_bytes
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
@@ -172,6 +171,11 @@ class ReportBuilder(Builder):
         Raises:
             ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
+        words = {} if self.source is None else self.source.in_words()
+        return report_of(self.accumulated(), self._options, source or words)
+
+    def accumulated(self) -> Data:
+        """Return the data from which `report` computes all lines; it raises the same errors."""
         if BY_CLASS not in self._states or not bool((self._statistic(BY_CLASS).total > 0).any()):
             raise no_samples()
         n_dropped = self._dropped()
@@ -180,7 +184,7 @@ class ReportBuilder(Builder):
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         too_many = bool(self._statistic(BY_CLASS).total.sum() > MAX_COPIES)
         names = [name for name in (*self._catalogue.accumulators, *counts_of(self._task)) if name in self._states]
-        data = Data(
+        return Data(
             catalogue=self._catalogue,
             statistics={name: self._statistic(name) for name in names if not (too_many and name in ranked)},
             has_labels=too_many or all(kind.has_labels(self._states[name]) for name, kind in ranked.items()),
@@ -194,7 +198,6 @@ class ReportBuilder(Builder):
             n_dropped=n_dropped,
             has_several_samples_per_item=self._has_items and not self._has_clusters,
         )
-        return report_of(data, self._options, source or ({} if self.source is None else self.source.in_words()))
 
     @property
     def _catalogue(self) -> Catalogue:
@@ -210,7 +213,7 @@ class ReportBuilder(Builder):
     @property
     def main_bins(self) -> BinStats:
         """Sums over the equal-width bins of the main mode. There must be predictions."""
-        bins: BinStats = self._statistic(bins_of(modes_of(self._task)[0]))
+        bins: BinStats = self._statistic(bins_of(self._catalogue.modes[0]))
         return bins
 
     def _statistic(self, name: str) -> Any:

@@ -145,7 +145,7 @@ class Member:
     declaration: Declaration
     estimator: Estimator[Any]
     settings: Mapping[str, Any]  # all options of the estimator
-    mode: NamedMode | None  # None for scores, and for metrics of selective prediction
+    mode: NamedMode | None  # "top_label" for confidences; None for scores, and for metrics of selective prediction
     statistic: str  # name of the statistic from which the value is computed
 
     @property
@@ -202,8 +202,14 @@ class Catalogue:
     n_bins: int
     right: bool
     are_confidences: bool  # whether binary predictions are confidences, and targets are 1 if they are correct
+    modes: tuple[NamedMode, ...]  # the main mode first
     members: tuple[Member, ...]
     accumulators: dict[str, Any] = field(repr=False)  # of each statistic: `ScoreAccumulator`, bins or `ExactSample`
+
+    @property
+    def kind(self) -> dict[str, str]:
+        """Kind of the predictions in the settings of results; empty unless they are confidences."""
+        return {"kind": "confidence"} if self.are_confidences else {}
 
     @property
     def ranked(self) -> list[Member]:
@@ -286,19 +292,20 @@ def catalogue_of(
 ) -> Catalogue:
     """Return the metrics of a report.
 
-    With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. With
-    `with_noise`, bins include sums of their noise and, if they have a table, of their entropic calibration difference.
-    Without `with_classes`, class-wise errors of a multi-class task are omitted.
+    With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. The events of
+    their only mode, the top label, are those of the positive class. With `with_noise`, bins include sums of their noise
+    and, if they have a table, of their entropic calibration difference. Without `with_classes`, class-wise errors of a
+    multi-class task are omitted.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
     modes = modes_of(task)
-    if task == "multiclass" and not with_classes:
+    if are_confidences or (task == "multiclass" and not with_classes):
         modes = ("top_label",)
-    of_events: Mode | None = "positive" if are_confidences else None
+    events: dict[NamedMode, Mode] = {"top_label": "positive"} if are_confidences else {}
     scores = [_member(entry, given, None) for entry in SCORES]
-    selective = [_member(entry, {**given, "mode": of_events}, None) for entry in SELECTIVE]
+    selective = [_member(entry, {**given, "mode": events.get("top_label")}, None) for entry in SELECTIVE]
     errors = [
-        _member(entry, {**given, "mode": mode}, mode)
+        _member(entry, {**given, "mode": events.get(mode, mode)}, mode)
         for entry in ERRORS
         for mode in modes
         # The mean signed error of exclusive classes is always 0.
@@ -320,7 +327,7 @@ def catalogue_of(
         name = next((name for name, each in accumulators.items() if each == accumulator), None) or member.statistic
         accumulators[name] = accumulator
         members.append(replace(member, statistic=name))
-    return Catalogue(task, n_bins, right, are_confidences, tuple(members), accumulators)
+    return Catalogue(task, n_bins, right, are_confidences, modes, tuple(members), accumulators)
 
 
 def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> Member:
@@ -335,9 +342,9 @@ def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> M
     declaration, accumulator = entry.declaration, estimator.accumulator
     statistic = declaration.key
     if isinstance(accumulator, EqualWidthBins):
-        statistic = bins_of(accumulator.mode)
+        statistic = bins_of(mode or accumulator.mode)
     elif isinstance(accumulator, ExactSample):
-        statistic = sample_of(accumulator.mode)
+        statistic = sample_of(mode or accumulator.mode)
     key = declaration.key if mode is None else f"{declaration.key}/{mode}"
     return Member(key, declaration, estimator, {**defaults, **options}, mode, statistic)
 

@@ -24,6 +24,9 @@ ERROR_LEVEL = LEVEL / 2
 CAUSES_LEVEL = LEVEL - ERROR_LEVEL
 """Significance level of all causes together, if ECE is not significant."""
 
+Z = 1.959963984540054
+"""97.5% quantile of the normal distribution, for 95% intervals."""
+
 
 class CandidateCause(NamedTuple):
     """Possible cause with its evidence."""

@@ -17,8 +17,6 @@ def definitions_of(report: Report) -> dict[str, Definition]:
     are_confidences = given.get("kind") == "confidence"
     catalogue = catalogue_of(report.task, given["n_bins"], given["right"], are_confidences=are_confidences)
     members = {member.key: member for member in catalogue.members}
-    if are_confidences:  # errors of the positive class are those of the top label
-        members |= {key.replace("/positive", "/top_label"): member for key, member in members.items()}
     return {line.key: _definition(report, members[line.key]) for line in report.lines}
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
+from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
-from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, cause_of
+from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, Z, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.groups import (
     GroupGaps,
@@ -43,7 +44,6 @@ USELESS = 0.98
 CLIPPED = 0.1
 """Largest probability to which predictions of probability 0 are clipped. Larger ones are not a matter of rounding."""
 
-_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 _CONFIDENT = 0.6  # confidences above it are called high
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
 _NAME_LENGTH = 40  # maximum length of names in characters
@@ -107,14 +107,14 @@ class Gaps(NamedTuple):
 
 def _sign(z: float) -> int:
     """Return the sign of a gap in standard errors, 0 unless it is significant at level 5%."""
-    return 0 if not abs(z) >= _Z else 1 if z > 0 else -1
+    return 0 if not abs(z) >= Z else 1 if z > 0 else -1
 
 
 class Labels(NamedTuple):
     """Tests of each label of a multi-label task."""
 
-    p_values: Tensor  # p-value of ECE of each label `(L,)`
-    gaps: Sequence[Gaps]
+    p_values: Tensor  # p-value of ECE of each label `(L,)`, adjusted for the number of labels (Holm 1979)
+    cells: BinCells  # bins of each label `(L, B)`, with the noise of clusters
     # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; NaN for a label that is not large
     roots: Tensor = torch.zeros(0, 2, device="cpu")
     scores: Tensor = torch.zeros(0, device="cpu")  # see `scores_of_gaps`, `(L,)`
@@ -123,30 +123,23 @@ class Labels(NamedTuple):
     def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:
         """Return the tests of labels from their bins `(L, B)`; `effect` is the design effect of clusters."""
         cells = cells_of(bins, effect)
-        flags = [None] * len(bins.n) if bins.noise_flag is None else bins.noise_flag
-        of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
         is_small = ~large_groups(cells)
         roots = roots_of_gaps(cells).masked_fill(is_small.unsqueeze(-1), torch.nan)
         scores = scores_of_gaps(cells).masked_fill(is_small, 0)
-        return cls(p_values, [Gaps.from_bins(each, effect) for each in of_labels], roots, scores)
+        return cls(p_values, cells, roots, scores)
 
     @property
     def miscalibrated(self) -> list[int]:
-        """Labels with a p-value below 5% after adjustment for the number of labels (Holm 1979), the smallest first."""
-        order = self.p_values.argsort(stable=True).tolist()
-        found = []
-        for rank, label in enumerate(order):
-            if not float(self.p_values[label]) * (len(order) - rank) < LEVEL:
-                break
-            found.append(label)
-        return found
+        """Labels with an adjusted p-value below 5%, the smallest first."""
+        order: list[int] = self.p_values.argsort(stable=True).tolist()
+        return [label for label in order if float(self.p_values[label]) < LEVEL]
 
     @property
     def worst(self) -> CandidateCause:
         """Largest evidence for a fault of one label, and the significant label with the largest ECE."""
         p = p_values_of_roots(self.roots)
         found = (p < LEVEL).nonzero().squeeze(-1).tolist()
-        sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
+        sizes = (self.cells.share * self.cells.gap.abs()).sum(-1).tolist()
         which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
         n_tested = max(1, int(self.roots[:, 0].isfinite().sum()))
         statistic, gap = float(self.scores.max()), float(self.roots[which, 0])
@@ -158,7 +151,8 @@ class Findings:
 
     `lines` are all lines of a report with their noise floors, p-values and intervals, by key. `class_names` may be
     empty. Statistics are divided by `design_effect`. `n_clusters` is None for independent samples, `fits` (to all
-    samples) if calibrators are omitted, and `label_p_values` (of ECE of each label) unless the task is multi-label.
+    samples) if calibrators are omitted, and `label_p_values` (of ECE of each label, adjusted) unless the task is
+    multi-label.
     """
 
     def __init__(
@@ -175,8 +169,8 @@ class Findings:
         self.task, self.are_confidences = data.task, data.catalogue.are_confidences
         # Whether confidence is that of a predicted class or of an answer.
         self.is_top_label = self.task == "multiclass" or self.are_confidences
-        mode = next(iter(data.bins))  # the main mode
-        bins, self.table = data.bins[mode], data.tables[mode]
+        mode, bins = data.main_mode, data.main_bins
+        self.table = data.tables[mode]
         self.confidence, self.frequency = (float(self.table.mean(name)) for name in ("confidence", "frequency"))
         self.ece, self.size = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"]
         self.classwise_size = lines.get("rmsce_debiased/classwise") if self.task == "multiclass" else None
@@ -321,8 +315,8 @@ class Ratio(NamedTuple):
             Breslow, Day: Statistical methods in cancer research, volume II (IARC, 1987), eq. 2.13.
         """
         more = observed + 1
-        low = observed * (1 - 1 / (9 * observed) - _Z / (3 * math.sqrt(observed))) ** 3 if observed else 0.0
-        high = more * (1 - 1 / (9 * more) + _Z / (3 * math.sqrt(more))) ** 3
+        low = observed * (1 - 1 / (9 * observed) - Z / (3 * math.sqrt(observed))) ** 3 if observed else 0.0
+        high = more * (1 - 1 / (9 * more) + Z / (3 * math.sqrt(more))) ** 3
         return cls(event, observed / expected, max(0.0, low) / expected, high / expected)
 
     @property
@@ -495,7 +489,7 @@ def _untestable(found: Findings) -> Decision | None:
         cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
         action = "Check that `target` is the right array, and evaluate more data."
         return Decision("one class", "", verdict, cause, action)
-    empty = [] if found.labels is None else [k for k, gaps in enumerate(found.labels.gaps) if not float(gaps.n.sum())]
+    empty = [] if found.labels is None else (found.labels.cells.n.sum(-1) == 0).nonzero().squeeze(-1).tolist()
     if found.n_clusters is not None and found.n_clusters < 2:
         cause = "All rows are in one cluster, and tests and intervals need several clusters."
         action = "Evaluate more clusters, or omit `clusters` if rows are independent."
@@ -546,7 +540,7 @@ def _affected_labels(found: Findings) -> str:
     """Return a sentence on the number of miscalibrated labels; empty for other tasks, or if none is significant."""
     if found.labels is None or not (labels := found.labels.miscalibrated):
         return ""
-    n = len(found.labels.gaps)
+    n = len(found.labels.p_values)
     which = "" if len(labels) == n else f": {found.names(labels)}"
     return f"{len(labels)} of {n} labels {'is' if len(labels) == 1 else 'are'} significantly miscalibrated{which}. "
 
@@ -676,11 +670,11 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             )
         case "bad label":
             assert found.labels is not None  # the cause is only considered with labels
-            name, gaps = found.name(cause.which), found.labels.gaps[cause.which]
+            name, cells = found.name(cause.which), found.labels.cells
             if not _sign(cause.gap):
                 return f"Probabilities of {name} are not spread correctly.", f"miscalibrated for {name}"
-            mean = float((gaps.n * gaps.confidence)[gaps.n > 0].sum() / gaps.n.sum())
-            return _bias_of(name, mean, mean + float(gaps.total.sum() / gaps.n.sum()))
+            n, *sums = (float(x[cause.which].sum()) for x in (cells.n, cells.expected, cells.outcomes))
+            return _bias_of(name, sums[0] / n, sums[1] / n)
         case "bad group":
             assert found.groups is not None  # the cause is only considered with groups
             name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
@@ -726,7 +720,7 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             )
     table, gaps = found.table, found.gaps
     in_errors = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
-    gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < _Z), 0)
+    gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < Z), 0)
     parts = []
     for side, words in ((-1, "too high"), (1, "too low")):
         index = int((side * gap).argmax())

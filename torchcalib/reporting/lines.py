@@ -1,6 +1,6 @@
 """Values of the lines of a report, computed from accumulated statistics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.events import NamedMode, modes_of
+from torchcalib.core.events import Mode, NamedMode
 from torchcalib.core.partition import AnyPartition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, ScoreSum, kish_number
 from torchcalib.functional.scores import ScoreEstimator
+from torchcalib.io.text import decimals_of
 from torchcalib.ops.segments import equal_width_edges
 from torchcalib.reporting.catalogue import (
     BY_CLASS,
@@ -65,13 +66,25 @@ class Data:
     @cached_property
     def bins(self) -> dict[NamedMode, BinStats]:
         """Sums over equal-width bins, by mode."""
-        names = {mode: bins_of(mode) for mode in modes_of(self.task)}
-        return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
+        return self._by_mode(bins_of)
+
+    @property
+    def main_mode(self) -> NamedMode:
+        """Mode of the verdict, the first one."""
+        return next(iter(self.bins))
+
+    @property
+    def main_bins(self) -> BinStats:
+        """Sums over equal-width bins of the main mode."""
+        return self.bins[self.main_mode]
 
     @property
     def samples(self) -> dict[NamedMode, RankedSample]:
         """Ranked samples, by mode: `(N,)`, for mode "classwise" `(L, N)`."""
-        names = {mode: sample_of(mode) for mode in modes_of(self.task)}
+        return self._by_mode(sample_of)
+
+    def _by_mode(self, name_of: Callable[[Mode], str]) -> dict[NamedMode, Any]:
+        names = {mode: name_of(mode) for mode in self.catalogue.modes}
         return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
 
     @property
@@ -88,7 +101,7 @@ class Data:
     @cached_property
     def effective_n(self) -> float:
         """Number of samples; for floating weights Kish's effective number (sum w)^2 / sum w^2, whatever their unit."""
-        bins = next(iter(self.bins.values()))
+        bins = self.main_bins
         n, square = (x.reshape(-1, x.shape[-1]).sum(-1) for x in (bins.n, bins.weight_square))
         if self.task != "multilabel":
             n, square = n.sum(0, keepdim=True), square.sum(0, keepdim=True)
@@ -97,8 +110,7 @@ class Data:
     @cached_property
     def weights_are_copies(self) -> bool:
         """Whether sums of weights are numbers of samples."""
-        bins = next(iter(self.bins.values()))
-        return bool((bins.weight_square == bins.n).all())
+        return bool((self.main_bins.weight_square == self.main_bins.n).all())
 
     @property
     def note_on_copies(self) -> tuple[str, bool]:
@@ -150,10 +162,7 @@ class Data:
         sample = next(iter(self.samples.values()), None)
         if sample is None or self.resolution is not None or sample.from_logits:
             return None
-        scores = sample.score[sample.score.isfinite()].double()
-        scaled = (scores * 10**k for k in range(4))
-        fits = (k for k, x in enumerate(scaled) if bool(((x - x.round()).abs() < 1e-3).all()))
-        return next(fits, None)
+        return decimals_of(sample.score[sample.score.isfinite()], 3, 1e-6)
 
     @property
     def num_classes(self) -> int:
@@ -211,7 +220,8 @@ class Data:
         for mode in self.samples if self.has_labels else ():
             # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
             # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
-            unc, is_top, largest = found[f"unc/{mode}"], mode == "top_label", max(self.priors)
+            unc, largest = found[f"unc/{mode}"], max(self.priors)
+            is_top = mode == "top_label" and not self.catalogue.are_confidences
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
         return [

@@ -14,7 +14,7 @@ from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
 from torchcalib.display.words import capitalised, count, listed, p_words, printable_lines, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
-from torchcalib.results.base import SCHEMA_VERSION, Exported, above, plain, today
+from torchcalib.results.base import SCHEMA_VERSION, Exported, plain, today
 from torchcalib.results.comparison import Comparison, system_table
 from torchcalib.results.report import Report
 
@@ -172,8 +172,29 @@ class Published:
         )
 
 
+class AuditResults(Exported):
+    """Base class of the results of `torchcalib.audit`."""
+
+    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
+        """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
+
+        Args:
+            path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table); for several
+                logs only `.json`. Any other path is a folder for the page and the JSON file. It also contains a folder
+                with the audit of each part or log, and the page of each comparison.
+            pages: add a page with the report of each definition to the folder, which takes a few seconds.
+
+        Returns:
+            The paths of the written files.
+
+        Raises:
+            ImportError: if the extra `report` is not installed, for a page or a folder.
+        """
+        return self._save(path, pages)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
+class Audit(AuditResults, Mapping[str, AuditedConfidence], Tabular):
     """Calibration of the answers in a log under each definition of the confidence; see `torchcalib.audit`.
 
     An audit is a mapping from the keys of `AuditedConfidence` to the results.
@@ -350,25 +371,9 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
         }
         return {"schema_version": SCHEMA_VERSION, **found, "sentence": self.sentence}
 
-    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
-        """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
-
-        Args:
-            path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table). Any other
-                path is a folder for the page and the JSON file.
-            pages: add a page with the report of each definition to the folder, which takes a few seconds.
-
-        Returns:
-            The paths of the written files.
-
-        Raises:
-            ImportError: if the extra `report` is not installed, for a page or a folder.
-        """
-        return self._save(path, lambda: _html("render_audit")(self), lambda: _html("audit_files")(self, pages))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AuditGroups(Exported, Mapping[str, Audit], Tabular):
+class AuditGroups(AuditResults, Mapping[str, Audit], Tabular):
     """Audits of the parts of a log, such as the answers of each model; see the argument `by` of `torchcalib.audit`.
 
     It is a mapping from the values of a field to audits.
@@ -429,25 +434,9 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
         audits = {name: audit.to_dict() for name, audit in self.audits.items()}
         return {"schema_version": SCHEMA_VERSION, "by": self.by, "audits": audits}
 
-    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
-        """Write a file, or a folder with a page of all parts, `audit.json`, and a folder with the audit of each part.
-
-        Args:
-            path: a file name that ends in `.html`, `.json`, `.md` or `.tex`, or a folder.
-            pages: add a page with the report of each definition of each part to the folder.
-
-        Raises:
-            ImportError: if the extra `report` is not installed.
-        """
-
-        def files() -> dict[str, bytes]:
-            return {**_html("group_files")(self), **_files_of_parts(self.audits, "part", pages)}
-
-        return self._save(path, lambda: _html("render_groups")(self), files)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AuditComparison(Exported, Mapping[str, Comparison]):
+class AuditComparison(AuditResults, Mapping[str, Comparison]):
     """Comparison of several logs of the same questions, under each definition of the confidence that all contain.
 
     It is a mapping from the keys of `AuditedConfidence` to comparisons of the answers that all logs have in common.
@@ -496,22 +485,6 @@ class AuditComparison(Exported, Mapping[str, Comparison]):
             "notes": list(self.notes),
         }
 
-    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
-        """Write a file, or a folder with the audit of each log, a page for each comparison, and `audit.json`.
-
-        Args:
-            path: a file name that ends in `.json`, or a folder.
-            pages: add a page with the report of each definition of each log.
-
-        Raises:
-            ImportError: if the extra `report` is not installed.
-        """
-
-        def files() -> dict[str, bytes]:
-            return {**_html("comparison_files")(self), **_files_of_parts(self.audits, "log", pages)}
-
-        return self._save(path, str, files)
-
 
 _LEVEL = 0.05  # of the test whose result stands beside a direction
 _SMALL_GAP = 0.0005  # difference of mean confidence and accuracy without a direction
@@ -525,22 +498,10 @@ EXPLAINED = (
 EXPLAINED_ON_PAGES = (
     "AUROC: probability that a right answer has a higher confidence than a wrong one. Accuracy at 80%: accuracy of the "
     "most confident 80% of the answers, if the others are left out. Gain of calibration: decrease of the negative "
-    "log-likelihood by the recommended calibrator, cross-validated."
+    "log-likelihood by the recommended calibrator, cross-validated; for all options of a question, in the row of the "
+    "chosen one."
 )
 """Explanation of further columns, which only pages show."""
-
-
-def _html(name: str) -> Any:
-    return above(f"torchcalib.reporting.render.html:{name}")
-
-
-def _files_of_parts(audits: Mapping[str, Audit], name: str, pages: bool) -> dict[str, bytes]:
-    """Return the files of each audit, in a folder for each."""
-    found: dict[str, bytes] = {}
-    for k, audit in enumerate(audits.values(), 1):
-        files = _html("audit_files")(audit, pages)
-        found |= {f"{name}_{k}/{file}": content for file, content in files.items()}
-    return found
 
 
 def _columns() -> list[Column]:

@@ -61,15 +61,13 @@ class Exported(ABC):
     def __repr__(self) -> str:
         return str(self)
 
-    def _save(
-        self, path: str | Path, page: Callable[[], str], files: Callable[[], Mapping[str, bytes]]
-    ) -> tuple[Path, ...]:
-        """Write a page, all numbers or a table, by the ending of the file name, or else `files` to a folder."""
-        place = Path(path)
+    def _save(self, path: str | Path, complete: bool) -> tuple[Path, ...]:
+        """Write a page, all numbers or a table, by the ending of the file name, or else all files to a folder."""
+        place, html = Path(path), "torchcalib.reporting.render.html"
         writers: dict[str, Callable[[], str]] = {".json": lambda: f"{self.to_json()}\n"}
         if isinstance(self, Tabular):
             tables = {".md": lambda: f"{self.to_markdown()}\n", ".tex": lambda: f"{self.to_latex()}\n"}
-            writers = {".html": page, **writers, **tables}
+            writers = {".html": lambda: str(above(f"{html}:render")(self)), **writers, **tables}
         ending = place.suffix.lower()
         if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
             try:  # create the folder first, because drawing diagrams takes time
@@ -79,7 +77,7 @@ class Exported(ABC):
                     f"`path` must be a folder, got {str(place)!r}: it or one of its parents is a file. Choose another "
                     "folder."
                 ) from error
-            return write_all(place, files())
+            return write_all(place, above(f"{html}:files_of")(self, complete))
         if ending not in writers:
             raise ValueError(
                 f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
@@ -237,10 +235,7 @@ class Results(Exported, Mapping[str, V], Tabular):
             ...     [path.name for path in r.save(f"{folder}/report.json")]
             ['report.json']
         """
-        rendered = "torchcalib.reporting.render.html"
-        return self._save(
-            path, lambda: above(f"{rendered}:render")(self), lambda: above(f"{rendered}:files_of")(self, diagrams)
-        )
+        return self._save(path, diagrams)
 
 
 def _with_own_name(key: str) -> str:

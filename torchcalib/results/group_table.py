@@ -4,15 +4,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_choice, check_count
-from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction
+from torchcalib.display.tables import Cell, Column, Table, Tabular, attribute_column, fraction
 from torchcalib.display.words import count, p_words, printable
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import short_name
@@ -164,30 +165,28 @@ class GroupTable(ColumnTable):
             metric: Header of the column with the metric values.
         """
         names = self.shown_names(longest_name)
-        rows = [{**row, "name": name} for name, row in zip(names, self.rows(), strict=True)]
+        rows = [SimpleNamespace(**row, name=name) for name, row in zip(names, self.rows(), strict=True)]
 
-        def column(header: str, field: str, cell: Callable[[dict[str, Any]], Cell], **options: Any) -> Column:
-            return Column(header, cell, data={field: itemgetter(field)}, **options)
+        def name_cell(row: Any) -> Cell:
+            return Cell(row.name, style="name")
+
+        def chance(within: bool) -> Cell:
+            return Cell("within chance" * within)
 
         columns = [
-            column("group", "group", lambda row: Cell(row["name"], style="name"), is_number=False, wraps=True),
-            column("n", "n", lambda row: Cell(count(row["n"]))),
-            column(metric, "value", lambda row: fraction(row["value"])),
-            column("expected if calibrated", "noise_floor", lambda row: fraction(row["noise_floor"])),
-            column("p-value", "p_value", lambda row: Cell(p_words(row["p_value"]))),
-            column("shrunk", "shrunk", lambda row: fraction(row["shrunk"])),
-            column(
-                "",
-                "not_significant",
-                lambda row: Cell("within chance" if row["not_significant"] else ""),
-                is_number=False,
-            ),
+            Column("group", name_cell, is_number=False, wraps=True, data={"group": attrgetter("group")}),
+            attribute_column("n", "n", lambda n: Cell(count(n))),
+            attribute_column(metric, "value", fraction),
+            attribute_column("expected if calibrated", "noise_floor", fraction),
+            attribute_column("p-value", "p_value", lambda p: Cell(p_words(p))),
+            attribute_column("shrunk", "shrunk", fraction),
+            attribute_column("", "not_significant", chance, is_number=False),
         ]
         title = f"The {len(self)} worst of {count(self.n_groups)} groups"
         title = title if len(self) < self.n_groups else "Groups, the worst first"
         title = ": ".join(filter(None, [title, self.difference]))
         return Table.from_items(
-            columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["not_significant"], index=["group"]
+            columns, {"": rows}, title, is_wide=False, is_quiet=attrgetter("not_significant"), index=["group"]
         )
 
     @property

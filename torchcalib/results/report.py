@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_position, task_of, weights_from
-from torchcalib.core.arrays import is_frame
+from torchcalib.core.arrays import check_columns, is_frame
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import checked_names, cluster_ids, outcomes_of, per_sample, prepare
@@ -201,34 +201,9 @@ class Report(Results[float]):
             if isinstance(groups, list | tuple) and all(isinstance(name, str) for name in groups):
                 groups = ",".join(groups)
             names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
-            for name, value in names.items():
-                if not isinstance(value, str | None):
-                    raise TypeError(
-                        f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
-                        "predictions and targets as separate arguments."
-                    )
-            for name, value in {"group_names": group_names, "class_axis": options.pop("class_axis", None)}.items():
-                if value is not None:
-                    raise TypeError(
-                        f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
-                        "predictions and targets as separate arguments."
-                    )
-            return cls._read(
-                (),
-                {
-                    "frame": preds,
-                    "target": target,
-                    "weights": weights,
-                    "groups": groups,
-                    "clusters": clusters,
-                    "pred": pred,
-                    "from_logits": options.pop("from_logits", None),
-                    "task": task,
-                    "class_names": class_names,
-                },
-                **settings,
-                **options,
-            )
+            check_columns(names, {"group_names": group_names, "class_axis": options.pop("class_axis", None)})
+            opening = {"frame": preds, **names, "from_logits": options.pop("from_logits", None)}
+            return cls._read((), {**opening, "task": task, "class_names": class_names}, **settings, **options)
         for name, value in (("weights", weights), ("groups", groups), ("clusters", clusters)):
             if isinstance(value, str):
                 raise TypeError(

@@ -1,12 +1,12 @@
 """`SliceTable`: calibration of the intersections of several columns."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from operator import itemgetter
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from torchcalib.display.tables import Cell, Column, Table, fraction
+from torchcalib.display.tables import Cell, Column, Table, attribute_column, fraction
 from torchcalib.display.words import count, p_words, printable
 from torchcalib.io.errors import short_name
 from torchcalib.results.base import above
@@ -93,44 +93,34 @@ class SliceTable(ColumnTable):
             longest_name: Maximum number of characters of the name of a slice. Longer names are shortened.
         """
 
-        def column(header: str, field: str, cell: Callable[[Any], Cell], **options: Any) -> Column:
-            return Column(header, lambda row: cell(row[field]), data={field: itemgetter(field)}, **options)
+        def name(text: str) -> Cell:
+            return Cell(short_name(printable(text), longest_name), style="name")
 
-        def direction(row: dict[str, Any]) -> Cell:
-            too = "too low" if row["gap"] > 0 else "too high"
-            return Cell(too if row["p_value"] < SMALL_P else "within chance")
+        def direction(row: Any) -> Cell:
+            too = "too low" if row.gap > 0 else "too high"
+            return Cell(too if row.p_value < SMALL_P else "within chance")
 
+        data = {key: attrgetter(key) for key in ("ecce", "statistic", "spread")}
         columns = [
-            column(
-                "slice",
-                "slice",
-                lambda name: Cell(short_name(printable(name), longest_name), style="name"),
-                is_number=False,
-                wraps=True,
-            ),
-            column("n", "n", lambda n: Cell(count(n))),
-            column("signed error", "gap", lambda x: fraction(x, "+")),
-            column("shrunk", "shrunk", lambda x: fraction(x, "+")),
-            column("ECE", "ece", fraction),
-            column("expected if calibrated", "noise_floor", fraction),
-            column("adjusted p", "p_value", lambda p: Cell(p_words(p))),
-            column("detectable", "detectable", fraction),
-            Column(
-                "probabilities",
-                direction,
-                is_number=False,
-                data={n: itemgetter(n) for n in ("ecce", "statistic", "spread")},
-            ),
+            attribute_column("slice", "slice", name, is_number=False, wraps=True),
+            attribute_column("n", "n", lambda n: Cell(count(n))),
+            attribute_column("signed error", "gap", lambda x: fraction(x, "+")),
+            attribute_column("shrunk", "shrunk", lambda x: fraction(x, "+")),
+            attribute_column("ECE", "ece", fraction),
+            attribute_column("expected if calibrated", "noise_floor", fraction),
+            attribute_column("adjusted p", "p_value", lambda p: Cell(p_words(p))),
+            attribute_column("detectable", "detectable", fraction),
+            Column("probabilities", direction, is_number=False, data=data),
         ]
         small = f", {count(self.n_small)} have too few rows" if self.n_small else ""
         shown = f", the first {count(len(self))}" if len(self) < self.n_slices else ""
         title = f"Slices: {self.sentence}{small}{shown}"
         return Table.from_items(
             columns,
-            {"": self.rows()},
+            {"": [SimpleNamespace(**row) for row in self.rows()]},
             title,
             is_wide=False,
-            is_quiet=lambda row: not row["p_value"] < SMALL_P,
+            is_quiet=lambda row: not row.p_value < SMALL_P,
             index=["slice"],
         )
 

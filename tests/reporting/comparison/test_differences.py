@@ -288,7 +288,7 @@ def test_p_values_are_in_all_exports(capsys):
     line = next(line for line in json.loads(comparison.to_json())["lines"] if line["key"] == "nll")
     for name in ("p_value", "adjusted_p_value", "beyond_chance"):
         assert line["differences"]["sure"][name] == frame[f"sure - calibrated: {name}"] == getattr(found, name)
-    terminal.show_comparison(comparison, True)
+    terminal.show(comparison, True)
     texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render(comparison)]
     assert all("adjusted p" in text.lower() for text in (*texts, capsys.readouterr().out))
     assert all("beyond chance" in text for text in texts)

@@ -23,7 +23,7 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
-from torchcalib.core.arrays import check_has_values, is_frame
+from torchcalib.core.arrays import check_columns, check_has_values, is_frame
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
     are_text,
@@ -65,7 +65,6 @@ from torchcalib.reporting.comparison.system import (
     keys_of,
     keys_of_samples,
 )
-from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions
 from torchcalib.reporting.testing import LEVEL
@@ -264,15 +263,7 @@ def _opened_frames(
     **opening: Any,
 ) -> dict[str, PredictionFiles]:
     """Return DataFrames with all columns as prediction files. `columns` are names; `of_arrays` must be omitted."""
-    remedy = "or pass predictions and targets as separate arguments."
-    for argument, given in columns.items():
-        if not isinstance(given, str | None):
-            rule = f"`{argument}` must be the name of a column of the DataFrames"
-            raise TypeError(f"{rule}, got {shown(given)}. Pass names, {remedy}")
-    for argument, given in of_arrays.items():
-        if given is not None:
-            rule = f"`{argument}` must be None for DataFrames with all columns"
-            raise TypeError(f"{rule}, got {shown(given)}. Omit it, {remedy}")
+    check_columns(columns, of_arrays)
     files: dict[str, PredictionFiles] = {}
     for name, frame in systems.items():
         known = class_names or next((x.source.class_names for x in files.values()), None) or None
@@ -543,7 +534,7 @@ class ComparisonBuilder(Builder):
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions added so far; `sources` are their origins, by system name."""
         systems = self._systems
-        n_samples = {name: systems[name].data(True).n if n else 0.0 for name, n in self._n_rows.items()}
+        n_samples = {name: systems[name].accumulated().n if n else 0.0 for name, n in self._n_rows.items()}
         for name, n in n_samples.items():
             if not n > 0:
                 with _naming_system(name) if self._has_ids else nullcontext():
@@ -556,10 +547,12 @@ class ComparisonBuilder(Builder):
         baseline, has_clusters, has_ids = systems[self._names[0]], self._clusters is not None, self._ids is not None
         draws = Draws(self._seed, self._n_replicates, next(iter(baseline.sums.values())).sums.device)
         lines, replicates, data = [], {}, {}
+        # The binary accuracy of confidences depends on the threshold 0.5.
+        omitted = [_OMITTED, *["Accuracy"] * self._options.are_confidences]
         for name in in_parts(systems, str):
             system = systems[name]
-            data[name] = system.data(has_labels)
-            lines.append([line for line in data[name].lines() if line.name != _OMITTED])
+            data[name] = replace(system.accumulated(), has_labels=has_labels)
+            lines.append([line for line in data[name].lines() if line.name not in omitted])
             replicates[name] = system.replicates(draws, data[name], has_clusters, has_ids)
         first = data[self._names[0]]
         notes, clusters, n_clusters = self._notes(systems, data), {}, None
@@ -586,7 +579,7 @@ class ComparisonBuilder(Builder):
         if 1 in self._n_rows.values() or any(bool(x.isnan().any()) for x in scores):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         input_format = self._options.input_format
-        comparison = Comparison(
+        return Comparison(
             task=first.task,
             n=first.n,
             n_dropped=self._n_dropped,
@@ -602,13 +595,13 @@ class ComparisonBuilder(Builder):
                 "level": LEVEL,
                 "seed": self._seed,
                 **clusters,
+                **first.catalogue.kind,
             },
             sources=dict(sources or {}),
             rows=pairs,
             notes=tuple(notes),
             class_names=() if input_format.positive_classes is not None else self._options.class_names,
         )
-        return comparison_of_confidences(comparison) if self._options.are_confidences else comparison
 
     def _check(self, batches: Mapping[str, "_SystemBatch"]) -> None:
         for name, batch in batches.items():

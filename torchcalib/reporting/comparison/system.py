@@ -189,14 +189,14 @@ class SystemBuilder(ReportBuilder):
         other._states = {name: state for name, state in self._states.items() if not is_ranked(self._kinds[name])}
         return other
 
-    def data(self, has_labels: bool) -> Data:
-        """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
+    def accumulated(self) -> Data:
+        """Return the sums and ranked samples of all rows."""
         self._dropped()
         statistics: dict[str, Any] = {}
         parts: dict[str, AnyPartition] = {**self.sums, **self.ranks}
         for name, part in parts.items():
             statistics[name] = self._statistic(name) if name + _BY_ROW in self._states else part.whole
-        return Data(self.catalogue, statistics, has_labels)
+        return Data(self.catalogue, statistics)
 
     @torch.no_grad()
     def replicates(self, draws: Draws, data: Data, has_clusters: bool, has_ids: bool) -> SystemReplicates:

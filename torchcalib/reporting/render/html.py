@@ -1,4 +1,4 @@
-"""Render reports and comparisons as HTML pages, and as folders of files.
+"""Render reports, comparisons and audits as HTML pages, and as folders of files.
 
 A page is self-contained: it includes its style sheet, and each diagram in a light and a dark version.
 """
@@ -52,6 +52,8 @@ from torchcalib.results.comparison import Comparison, difference_table, system_t
 from torchcalib.results.definitions import definition_table
 from torchcalib.results.report import RCL_SOURCE, Report, class_table
 
+Audits = Audit | AuditGroups | AuditComparison
+
 _MAX_CLASSES = 1000  # maximum number of classes in the table; each adds about 400 bytes to the page
 _MAX_CURVES = 6  # curves of parts that differ in colour and mark
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
@@ -69,25 +71,51 @@ _EVENTS = {
 """Definition of confidence and outcome for each mode."""
 
 
-def render(results: Report | Comparison) -> str:
+def render(results: Report | Comparison | Audit | AuditGroups) -> str:
     """Return results as a self-contained HTML page. Equal results have identical pages."""
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
+        match results:
+            case Audit():
+                return _audit_page(results)
+            case AuditGroups():
+                return _groups_page(results)
         return _page(results, {name: to_svg(ax) for name, ax in _pictures(results, False).items()})
 
 
-def files_of(results: Report | Comparison, diagrams: bool) -> dict[str, bytes]:
-    """Return the JSON file, the page, and with `diagrams` every diagram as PNG and SVG, by file name.
+def files_of(results: Report | Comparison | Audits, complete: bool = False) -> dict[str, bytes]:
+    """Return the JSON file and the page by file name, and the pages to which this page has links.
 
-    Diagrams of other modes than the main one have a suffix, as in `reliability_top_label`.
+    With `complete`, a report or comparison also has every diagram as PNG and SVG, and an audit the page of the report
+    of each definition. Diagrams of other modes than the main one have a suffix, as in `reliability_top_label`.
     """
-    name = "report" if isinstance(results, Report) else "compare"
+    more: dict[str, bytes] = {}
     with matplotlib_style.context("default"):
-        pictures = _pictures(results, diagrams)
-        drawn = {picture: to_svg(ax) for picture, ax in pictures.items()}
-        files = {f"{name}.json": results.to_json().encode() + b"\n", f"{name}.html": _page(results, drawn).encode()}
-        for picture, ax in pictures.items() if diagrams else ():
-            files |= {f"{picture}.png": to_png(ax), f"{picture}.svg": drawn[picture].encode()}
-    return files
+        match results:
+            case Audit():
+                name, page = "audit", _audit_page(results, with_links=complete)
+                reports = {each.page: each.report for each in results.confidences if complete}
+                more = {file: render(report).encode() for file, report in reports.items() if report is not None}
+            case AuditGroups():
+                name, page = "audit", _groups_page(results, with_links=True)
+                more = _files_in_folders(results.audits, "part", complete)
+            case AuditComparison():
+                name, page = "audit", _audits_page(results)
+                more = {f"compare_{key}.html": render(compared).encode() for key, compared in results.items()}
+                more |= _files_in_folders(results.audits, "log", complete)
+            case _:
+                name = "report" if isinstance(results, Report) else "compare"
+                pictures = _pictures(results, complete)
+                drawn = {picture: to_svg(ax) for picture, ax in pictures.items()}
+                page = _page(results, drawn)
+                for picture, ax in pictures.items() if complete else ():
+                    more |= {f"{picture}.png": to_png(ax), f"{picture}.svg": drawn[picture].encode()}
+    return {f"{name}.json": f"{results.to_json()}\n".encode(), f"{name}.html": page.encode(), **more}
+
+
+def _files_in_folders(audits: Mapping[str, Audit], name: str, complete: bool) -> dict[str, bytes]:
+    """Return the files of each audit, in a folder for each."""
+    files = {k: files_of(audit, complete) for k, audit in enumerate(audits.values(), 1)}
+    return {f"{name}_{k}/{file}": content for k, each in files.items() for file, content in each.items()}
 
 
 def _pictures(results: Report | Comparison, with_main: bool) -> dict[str, Axes]:
@@ -271,62 +299,31 @@ def _label_of(comparison: Comparison) -> str:
 # Audits of logs
 
 
-def render_audit(audit: Audit, with_links: bool = False) -> str:
-    """Return an audit as a self-contained page, with the reliability diagram of the main definition.
+def _audit_page(audit: Audit, with_links: bool = False) -> str:
+    """Return the page with the reliability diagram of the main definition.
 
-    `with_links` adds links to the pages of `audit_files`, which have the diagrams of all definitions.
+    `with_links` adds links to the pages of the reports, which have the diagrams of all definitions.
     """
-    with matplotlib_style.context("default"):
-        diagram, after = ("", "") if audit.report is None else _overview(audit.report)
-    return _rendered(
-        "audit",
-        audit,
-        diagram=diagram,
-        diagram_after=after,
-        facts=list(audit.fields.items()),
-        with_links=with_links,
-    )
+    diagram, after = ("", "") if audit.report is None else _overview(audit.report)
+    facts = list(audit.fields.items())
+    return _rendered("audit", audit, diagram=diagram, diagram_after=after, facts=facts, with_links=with_links)
 
 
-def audit_files(audit: Audit, pages: bool) -> dict[str, bytes]:
-    """Return the JSON file and the page by file name, and with `pages` that of the report of each definition."""
-    files = {"audit.json": audit.to_json().encode() + b"\n", "audit.html": render_audit(audit, pages).encode()}
-    for each in audit.confidences if pages else ():
-        if each.report is not None:
-            files[each.page] = render(each.report).encode()
-    return files
-
-
-def comparison_files(found: AuditComparison) -> dict[str, bytes]:
-    """Return the JSON file, a page for each comparison, and the page with links to them and to the audits."""
-    pages = {key: f"compare_{key}.html" for key in found}
-    files = {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": _render_audits(found, pages).encode()}
-    return files | {page: render(found[key]).encode() for key, page in pages.items()}
-
-
-def _render_audits(found: AuditComparison, pages: Mapping[str, str]) -> str:
-    """Return the page with the first comparison, and links to the `pages` of all comparisons and audits."""
+def _audits_page(found: AuditComparison) -> str:
+    """Return the page with the first comparison, and links to the pages of all comparisons and audits."""
     first = next(iter(found.values()))
-    with matplotlib_style.context("default"):
-        diagram = _main_differences(first)
     names = {key: CONFIDENCES[key].name for key in found}
     return _rendered(
-        "audits", found, diagram=diagram, baseline=first.baseline, found=found, comparisons=pages, names=names
+        "audits", found, diagram=_main_differences(first), baseline=first.baseline, found=found, names=names
     )
 
 
-def group_files(found: AuditGroups) -> dict[str, bytes]:
-    """Return the JSON file, and the page with links to the audits of all parts."""
-    return {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": render_groups(found, with_links=True).encode()}
-
-
-def render_groups(found: AuditGroups, with_links: bool = False) -> str:
-    """Return a page with the table of all parts, a curve for each, and their remarks and sentences."""
+def _groups_page(found: AuditGroups, with_links: bool = False) -> str:
+    """Return the page with the table of all parts, a curve for each, and their remarks and sentences."""
     reports = {name: audit.report for name, audit in found.items() if audit.report is not None}
     drawn, diagram = dict(islice(reports.items(), _MAX_CURVES)), ""
     if drawn:
-        with matplotlib_style.context("default"):
-            svg = to_svg(draw_reliability(DiagramData(drawn), None, is_square=True).ax)
+        svg = to_svg(draw_reliability(DiagramData(drawn), None, is_square=True).ax)
         diagram = both_themes(svg, "overview", f"Reliability diagram with a curve for each part, by {found.by}.")
     return _rendered("audit_groups", found, diagram=diagram, found=found, n_curves=len(drawn), with_links=with_links)
 

@@ -107,15 +107,25 @@ def _escaped(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def show(report: Report, everything: bool = False) -> None:
-    """Print a report: its first screen, main errors, and best calibrators or worst labels.
+def show(results: Report | Comparison | Audit | AuditGroups | AuditComparison, everything: bool = False) -> None:
+    """Print results: their first screen and main tables. With `everything`, print all tables, explanations and notes.
 
-    With `everything`, print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
+    An audit always has them. The short output of a report fits 40 lines of 120 characters.
     """
     if not HAS_RICH:
-        _print_plain(report)
+        _print_plain(results)
         return
-    console = _console()
+    match results:
+        case Report():
+            _show_report(_console(), results, everything)
+        case Comparison():
+            _show_comparison(_console(), results, everything)
+        case _:
+            _show_audit(_console(), results)
+
+
+def _show_report(console: Console, report: Report, everything: bool) -> None:
+    """Print a report; without `everything`, the main errors, and the best calibrators or worst labels."""
     _show_first(console, report)
     if report.history:
         console.print(f"\n{_escaped(report.history.summary)}")
@@ -176,15 +186,8 @@ def _show_tables(console: Console, report: Report) -> None:
         _print_table(console, report.slices.layout(3 * _NAME_WIDTH), [SLICE_WORDS])
 
 
-def show_comparison(comparison: Comparison, everything: bool = False) -> None:
-    """Print a comparison: the table of systems and the main findings.
-
-    With `everything`, also print the files, a table for each further system, explanations and notes.
-    """
-    if not HAS_RICH:
-        _print_plain(comparison)
-        return
-    console = _console()
+def _show_comparison(console: Console, comparison: Comparison, everything: bool) -> None:
+    """Print a comparison. `everything` adds the files, a table for each further system, explanations and notes."""
     _show_compared(console, comparison)
     if not everything:
         console.print("[dim]tables of all metrics: --all[/dim]")
@@ -209,12 +212,8 @@ def _show_compared(console: Console, comparison: Comparison) -> None:
         console.print(_escaped(sentence))
 
 
-def show_audit(found: Audit | AuditGroups | AuditComparison) -> None:
+def _show_audit(console: Console, found: Audit | AuditGroups | AuditComparison) -> None:
     """Print an audit: its first screen, the table of all definitions, remarks and definitions."""
-    if not HAS_RICH:
-        _print_plain(found)
-        return
-    console = _console()
     if isinstance(found, AuditComparison):
         for name, audit in found.audits.items():
             console.print(f"[dim]{_escaped(name)}: {_escaped(audit.input_line)}[/dim]", soft_wrap=True)
