@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import formulas
 from contract.states import BINARY, FEW_REPLICATES, STATES, columns_of, dependent
 from helpers.refusals import check_each
 from safetensors.torch import load, save
@@ -338,3 +339,11 @@ def test_a_folder_a_pipe_and_a_file_of_another_kind_are_no_states(tmp_path):
         for load_it in (tc.ReportBuilder.load, load_calibrator):
             with pytest.raises(error, match=words):
                 load_it(Path(tmp_path, name))
+
+
+@pytest.mark.parametrize("case", formulas(lambda case: case.cls))
+def test_the_state_of_every_metric_is_in_the_ranges_that_loading_checks(case):
+    metric = case.metric()
+    metric.update(*case.data(n=30))
+    again = case.metric().from_bytes(metric.state_bytes())
+    torch.testing.assert_close(again.compute(), metric.compute(), rtol=1e-9, atol=1e-12, equal_nan=True)
