@@ -234,7 +234,6 @@ FITS = {
     "SplineCalibration": (4, ""),
     "HistogramBinning": (2, ""),
 }
-MOST = (90, "limit of a calibrator that is not in the table")
 
 
 def fits():
@@ -249,7 +248,7 @@ def fits():
         def forward(x, y, g, each=each, options=options, given=given):
             return fresh(each).fit(*given, **options).to(x.device)(x)
 
-        yield f"{name(each)}.fit", Call(fit, *FITS.get(name(each), MOST), task)
+        yield f"{name(each)}.fit", Call(fit, *FITS[name(each)], task)
         yield f"{name(each)}.forward", Call(forward, 0, "", task)
 
 

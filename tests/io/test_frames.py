@@ -3,6 +3,8 @@
 tests/contract has every layout through every entrance.
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,42 @@ def test_words_for_outcomes_of_confidences():
     assert rows.target.tolist() == [1, 1, 1, 1]
     with pytest.raises(InputError, match=r"must contain outcomes such as `correct` and `incorrect`, got `bad`, `good`"):
         open_predictions([], frame=frame.assign(correct=["good", "bad", "bad", "good"]))
+
+
+@pytest.mark.parametrize("missing", ["text", "integers", "floats"])
+def test_rows_with_a_missing_group_have_no_group_through_any_entrance(missing, tmp_path):
+    """Other rows count for their group, and all rows for the whole."""
+    part = np.arange(60) % 3
+    column = {
+        "text": np.where(part == 0, None, np.where(part == 1, "a", "b")),
+        "integers": pd.array([None if k == 0 else k for k in part], dtype="Int64"),
+        "floats": np.where(part == 0, np.nan, part),
+    }[missing]
+    frame = table().assign(part=column)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True, double_precision=15)
+    frame.to_json(tmp_path / "a.json", double_precision=15)
+    frame.to_parquet(tmp_path / "a.parquet")
+    options = {"groups": "part", **QUICK}
+    found = [
+        tc.report(frame, **options),
+        *(tc.Report.from_files(path, **options) for path in sorted(tmp_path.iterdir())),
+    ]
+    for report in found[1:]:
+        assert report.groups.group == found[0].groups.group
+        assert report.to_dict()["groups"]["value"] == pytest.approx(found[0].to_dict()["groups"]["value"], rel=1e-12)
+    weights = table()["weight"].to_numpy()
+    sizes = dict(zip(found[0].to_dict()["groups"]["group"], found[0].to_dict()["groups"]["n"], strict=True))
+    assert sizes == {str(column[k]).removesuffix(".0"): float(weights[part == part[k]].sum()) for k in (1, 2)}
+    assert found[0].n == weights.sum()
+
+
+def test_json_of_columns_index_and_data_is_read_as_what_it_contains(tmp_path):
+    rows = [{"prob": 0.2, "y": 0}, {"prob": 0.8, "y": 1}]
+    frame = pd.DataFrame(rows, index=["first", "second"])
+    frame.to_json(tmp_path / "index.json", orient="index")
+    frame.to_json(tmp_path / "split.json", orient="split")
+    (tmp_path / "rows.json").write_text(json.dumps({"columns": 2, "index": None, "data": rows}))
+    (tmp_path / "named.json").write_text(json.dumps({"columns": ["prob", "y"], "index": [0, 1], "data": rows}))
+    for path in tmp_path.iterdir():
+        assert tc.Report.from_files(path, **QUICK)["ece"] == pytest.approx(0.2), path.name

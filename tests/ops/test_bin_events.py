@@ -62,7 +62,8 @@ def test_event_bins_equal_slow_loop(backend, dtype, right, n_bins, every):
     # each combination is compiled on its own
     kinds = [(outcome, "none", counted, ecd, None), (outcome, "none", unweighted, None, None)]
     kinds += [(outcome, "labels", w, None, groups) for w in (unweighted, weighted)]
-    kinds += [(shares, "shares", weighted, ecd, None)] if dtype == torch.float32 else []
+    if dtype == torch.float32:
+        kinds += [(shares, "shares", weighted, ecd, None), (outcome.to(torch.uint8), "labels", weighted, ecd, groups)]
     if every:
         given_of = {"none": outcome, "labels": outcome, "shares": shares}
         found = itertools.product(given_of, (unweighted, counted, weighted), (None, ecd), (None, groups))

@@ -7,6 +7,7 @@ import pytest
 from helpers.logs import helm_request, inspect_sample, lm_eval_row, response_row, write_eval, write_lines
 from helpers.logs import read as read_log
 
+import torchcalib as tc
 from torchcalib.functional.binned import ece_from_bins
 from torchcalib.io.errors import InputError
 from torchcalib.reporting import audit_builder
@@ -80,7 +81,7 @@ def test_misleading_rows_have_the_right_error(tmp_path, log, key, n):
 @pytest.mark.parametrize(
     ("log", "key", "reason"),
     [
-        (rows([8, 10, 3, 5, 6]), REPORTED, "scale may be 0 to 10 or 0 to 100"),
+        (rows([8, 10, 3, 5, 6]), REPORTED, "scale may be 0 to 10, which must be divided by 10 first, or 0 to 100"),
         (rows([0.5, 85, 90, 20, 0.3]), REPORTED, "Some confidences lie between 0 and 1"),
         (rows([1, 0, 1, 1, 0]), REPORTED, "may be 100% or 1%"),
         (rows([90] * 5), REPORTED, "Degenerate: every confidence is 0.9"),
@@ -91,6 +92,27 @@ def test_misleading_rows_have_the_right_error(tmp_path, log, key, n):
 )
 def test_degenerate_and_ambiguous_confidences_have_no_report(log, key, reason):
     assert reason in read(log)[1][key]
+
+
+def test_the_rule_of_an_ambiguous_scale_says_so():
+    found = tc.audit(rows([8, 10, 3, 5, 6]), with_calibration=False, with_intervals=False)
+    assert found["reported"].scale.startswith("The scale of confidences without a percent sign is ambiguous. The lar")
+
+
+def test_advice_on_pooled_systems_is_quoted_for_a_shell():
+    log = [{**row, "Model Name": "ab"[k % 2]} for k, row in enumerate(rows())]
+    assert "(--by 'Model Name')" in tc.audit(log, with_calibration=False, with_intervals=False).notes[0]
+
+
+def test_the_first_row_determines_the_order_of_options_and_so_the_choice_of_equal_ones():
+    orders = [
+        {"cat": 0.5, "dog": 0.3, "eel": 0.2},
+        {"eel": 0.2, "dog": 0.4, "cat": 0.4},
+        {"dog": 0.4, "eel": 0.2, "cat": 0.4},
+    ]
+    log = [{"id": k, "probs": orders[k % 3], "gold": ["cat", "dog"][k % 5 > 2]} for k in range(30)]
+    found = tc.audit(log, with_calibration=False, with_intervals=False)["probabilities"]
+    assert found.value("accuracy") == sum(row["gold"] == "cat" for row in log) / 30  # the choice is "cat" in every row
 
 
 ROW = lm_eval_row(0, ["a", "b"], [-1.0, -2.0], 0)

@@ -190,7 +190,7 @@ def column_names(data: Any) -> tuple[str, ...]:
     are_names = len(names) > 1 and all(isinstance(name, str | int | float | np.generic) for name in names)
     found = tuple(map(str, names)) if are_names else ()
     if repeated := [name for name, n in Counter(found).items() if n > 1]:
-        raise ValueError(f"The frame must have unique column names, got {quoted(repeated)} twice. Rename one.")
+        raise ValueError(f"A frame must have unique column names, got {quoted(repeated)} several times. Rename them.")
     return found
 
 

@@ -31,9 +31,10 @@ def numbered_groups(
     """Return the number of the group of each sample, and the names of the groups by number.
 
     Text is converted to its position in `names`, or without names in the sorted distinct texts. A missing text (None,
-    NaN or "") is -1, no group. Numbers are not changed, and need no names. Several columns, see `columns_of`, are
-    converted to the text of their combinations, such as "age=old, sex=f". A row with a missing value in any column has
-    no group. With `keep_partial` it has one, unless all are missing, and the texts have the form of `crossed`.
+    NaN or "") is -1, no group, and so is a missing integer of an array. Numbers are not changed, and need no names.
+    Several columns, see `columns_of`, are converted to the text of their combinations, such as "age=old, sex=f". A row
+    with a missing value in any column has no group. With `keep_partial` it has one, unless all are missing, and the
+    texts have the form of `crossed`.
     """
     columns = columns_of(groups, samples)
     if columns is not None and len(columns) == 1:
@@ -46,7 +47,12 @@ def numbered_groups(
         return _positions(numbers, texts, names), names or texts
     column = _column(groups)
     if not _is_text(column):
-        return as_tensor("groups", groups, device), names
+        numbers = as_tensor("groups", groups, device)
+        if isinstance(column, np.ndarray):  # pandas stores integers and missing values as floats
+            from torchcalib.io.text import whole_groups
+
+            numbers = whole_groups(numbers)
+        return numbers, names
     numbers, texts = _numbered_texts(column)
     return _positions(numbers.to(device), texts, names), names or texts
 

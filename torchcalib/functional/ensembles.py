@@ -1,14 +1,14 @@
 """Predictions of ensembles, as input of metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task, check_flag, is_int, task_of
-from torchcalib.core.arrays import as_tensor
-from torchcalib.io.errors import shown
+from torchcalib.core.arguments import Task, check_choice, check_flag, is_int, task_of
+from torchcalib.core.arrays import as_tensor, column_names
+from torchcalib.io.errors import quoted, shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import sigmoid, softmax, spread_infinite_logits
 
@@ -50,18 +50,31 @@ def mean_probabilities(
         tensor([0.7500])
     """
     check_flag("from_logits", from_logits)
+    if task is not None:
+        check_choice("task", task, ("binary", "multiclass", "multilabel"))
     task = task_of(task) if from_logits else None
-    if isinstance(members, Tensor) or not isinstance(members, Iterable):
+    if hasattr(members, "shape") or isinstance(members, Mapping | str) or not isinstance(members, Iterable):
         raise TypeError(
-            f"`members` must be a list or an iterator of predictions, got {shown(members)}. If the members are on the "
-            "first axis, pass list(members)."
+            f"`members` must be a list or an iterator of predictions, got {shown(members)}. Pass [p1, p2], or "
+            "list(members) if the members are on the first axis."
         )
     total: Any = None
     n = 0
+    columns: tuple[str, ...] = ()
     for n, member in enumerate(members, 1):
+        names = column_names(member)
+        columns = columns or names
+        if names != columns:
+            raise ValueError(
+                f"`members` must have the same columns in the same order, got {quoted(columns)} and {quoted(names)} of "
+                f"member {n - 1} (counted from 0). Pass member[columns] for each."
+            )
         values = as_tensor("members", member)
-        if not values.is_floating_point():
-            raise TypeError(f"`members` must be floating predictions, got {values.dtype}. Convert them to float.")
+        if not values.is_floating_point() or isinstance(member, int | float) or not values.dim():
+            raise TypeError(
+                f"`members` must be floating predictions of samples, got {values.dtype} of shape "
+                f"{tuple(values.shape)}. Pass a list with one tensor or array for each member."
+            )
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         if total is not None and values.shape != total.shape:
             raise ValueError(
@@ -70,10 +83,10 @@ def mean_probabilities(
             )
         probs = _from_logits(values, task, class_axis) if from_logits else values
         if not from_logits and values.is_cpu and values.numel():  # a GPU would be synchronised
-            low, high = values.detach().aminmax()
-            if value_if_available((low < 0) | (high > 1)):
+            wrong = ((values < 0) | (values > 1)).detach()
+            if value_if_available(wrong.any()):
                 raise ValueError(
-                    f"`members` must be probabilities in [0, 1], got {float(low):.3g} to {float(high):.3g} of member "
+                    f"`members` must be probabilities in [0, 1], got {float(values.detach()[wrong][0]):.3g} in member "
                     f"{n - 1} (counted from 0). Pass from_logits=True for logits."
                 )
         total = probs if total is None else total + probs

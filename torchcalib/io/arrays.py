@@ -11,7 +11,7 @@ import pickle
 import warnings
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class _ArrayReader(Reader):
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
         """Return the named arrays. Their rows can be sliced once, in order, until `stack` closes the file."""
 
-    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
+    def rows(self, names: Sequence[str], count: int, optional: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
         """Yield slices of the arrays; see `Reader.rows`."""
         with ExitStack() as stack:
             arrays = self.open(names, stack)

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from torchcalib.io.errors import InputError
+from torchcalib.io.names import TARGETS
 
 WIDE = re.compile(rb"[\xf0-\xf4]")  # first byte of a character of 4 bytes
 _MAX_LINE = 8 * 2**20  # largest line in bytes: a parsed number takes up to 16 times the bytes of its text
@@ -92,7 +93,8 @@ def _rows_of_columns(text: str) -> list[dict[str, Any]]:
     """Return the rows of an object of columns, as `DataFrame.to_json` or `json.dump(df.to_dict("list"))` writes it.
 
     A column is an object of values by index (`orient="columns"`, the default of pandas) or a list. With
-    `orient="index"`, rows are objects by index, and with `orient="split"` lists. A list of objects is an array of rows
+    `orient="index"`, rows are objects by index, whose keys name a target or are text beside a numbered index. With
+    `orient="split"`, they are lists. A list of objects is an array of rows
     if its key is in `_LISTS`, or if all lists consist of objects.
     """
     try:
@@ -101,12 +103,14 @@ def _rows_of_columns(text: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(found, dict) or len(found) < 2:
         return []
-    if found.keys() == {"columns", "index", "data"}:
+    is_split = found.keys() == {"columns", "index", "data"} and all(isinstance(x, list) for x in found.values())
+    if is_split and all(isinstance(row, list) for row in found["data"]):
         return [dict(zip(found["columns"], row, strict=True)) for row in found["data"]]
     columns = list(found.values())
     if all(isinstance(each, dict) for each in columns) and len({tuple(each) for each in columns}) == 1:
         has_numbers = all(map(str.isdecimal, columns[0]))  # as the index usually has
-        if all(map(str.isdecimal, found)) and not has_numbers:
+        names_target = [any(name.lower() in TARGETS for name in keys) for keys in (columns[0], found)]
+        if (all(map(str.isdecimal, found)) and not has_numbers) or names_target == [True, False]:
             return columns
         cells = [list(each.values()) for each in columns]
         if not has_numbers and any(isinstance(cell, list | dict) for each in cells for cell in each):

@@ -78,17 +78,19 @@ class PredictionFiles(Conversion):
 
     def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
         """Yield the rows of one reader in chunks; see `chunks`."""
-        from torchcalib.io.rows import decided, rows_of  # imports torch
+        from torchcalib.io.rows import decided, group_column, rows_of  # imports torch
         from torchcalib.io.text import crossed_text
 
         roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
         columns = reader.arrays[roles["groups"]].columns if "groups" in roles else ()
         names = [*(name for role, name in roles.items() if not (columns and role == "groups")), *columns]
         start = 0
-        for chunk in reader.stream(names, max_bytes, self.allow_missing):
+        without_group = [name for name in names if name in columns or name == roles.get("groups")]
+        for chunk in reader.stream(names, max_bytes, self.allow_missing, without_group):
             read = dict(zip(names, chunk, strict=True))
             if columns:
-                read[roles["groups"]] = crossed_text({name: read[name] for name in columns})
+                found = {name: group_column(read[name], f"`{name}` in `{reader.label}`") for name in columns}
+                read[roles["groups"]] = crossed_text(found)
             values = {role: read[name] for role, name in roles.items()}
             values = decided(values, self.left_out) if self.left_out else values
             if len(values["target"]):

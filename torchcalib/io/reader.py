@@ -97,18 +97,23 @@ class Reader(ABC):
         raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
 
     @abstractmethod
-    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
+    def rows(self, names: Sequence[str], count: int, optional: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield chunks of at most `count` rows: a tensor of numbers or a `Text` for each array in `names`.
 
-        A missing value in a table raises an error. With `allow_missing`, missing numbers become NaN in a floating-point
-        tensor instead, and missing texts become empty.
+        A missing value in a table raises an error, except in the arrays `optional`. There, missing numbers become NaN
+        in a floating-point tensor, and missing texts become empty.
         """
 
-    def stream(self, names: Sequence[str], max_bytes: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`."""
+    def stream(
+        self, names: Sequence[str], max_bytes: int, allow_missing: bool = False, optional: Collection[str] = ()
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`.
+
+        With `allow_missing`, values of all arrays may be missing.
+        """
         widest = max(self.arrays[name].row_bytes for name in names)
         with reading(self.label, self.format):
-            for chunk in self.rows(names, max(1, max_bytes // widest), allow_missing):
+            for chunk in self.rows(names, max(1, max_bytes // widest), names if allow_missing else optional):
                 yield tuple(
                     self._converted(self.arrays[name], values) if self.arrays[name].stored else values
                     for name, values in zip(names, chunk, strict=True)

@@ -76,7 +76,9 @@ ROLES = {
         FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use target='NAME'."
     ),
     "weights": Role(FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
-    "groups": Role(WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
+    "groups": Role(
+        FLOATS | WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."
+    ),
     "pred": Role(FLOATS | WHOLE | TEXT, "contain predicted labels", "Store numbers or text, as in the targets."),
     "clusters": Role(WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."),
     "ids": Role(WHOLE | TEXT, "contain whole numbers or text as ids", "Store one id per row, without missing ones."),

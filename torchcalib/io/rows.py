@@ -23,6 +23,7 @@ from torchcalib.io.text import (
     decimals_of,
     first_row,
     group_numbers,
+    whole_groups,
 )
 
 _MAX_DECIMALS = 6
@@ -68,8 +69,10 @@ def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: in
         if shown_classes(files.classes):
             target = class_positions(target, files.classes, labels["target"], files.ignored_label)
         values["target"] = target
-    if isinstance(groups := values.get("groups"), Text):
-        values["groups"], group_names = group_numbers(groups)
+    if "groups" in values:
+        groups = values["groups"] = group_column(values["groups"], labels["groups"])
+        if isinstance(groups, Text):
+            values["groups"], group_names = group_numbers(groups)
     if isinstance(clusters := values.get("clusters"), Text):
         values["clusters"] = cluster_hashes(clusters, labels["clusters"], start)
     ids = None
@@ -87,6 +90,19 @@ def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: in
     whole = {role for role, v in tensors.items() if role != "preds" and not v.is_floating_point()}
     tensors = {role: v.to(torch.int64) if role in whole else v for role, v in tensors.items()}
     return Rows(**{"ids": ids, **tensors}, group_names=group_names)
+
+
+def group_column(values: Text | Tensor, label: str) -> Text | Tensor:
+    """Return a column of groups, whose numbers are converted to integers, -1 for a missing one."""
+    if isinstance(values, Text):
+        return values
+    found = whole_groups(values)
+    if found.is_floating_point():
+        first = float(found[(found != found.round()) & ~found.isnan()][0])
+        raise InputError(
+            f"{label} must contain whole numbers or text as groups, got {first:g}. Store one number or name per sample."
+        )
+    return found
 
 
 def decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:

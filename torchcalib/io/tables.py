@@ -68,7 +68,7 @@ class _Table(Reader):
         self.arrays[array.name] = array
         return array.name
 
-    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
+    def rows(self, names: Sequence[str], count: int, optional: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
         """Split the batches into chunks of at most `count` rows; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
@@ -76,7 +76,7 @@ class _Table(Reader):
         for batch in self.batches(dtypes, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
-                yield tuple(self._values(array, piece, start + offset, allow_missing) for array in wanted)
+                yield tuple(self._values(array, piece, start + offset, array.name in optional) for array in wanted)
             start += batch.num_rows
 
     def _values(self, array: Array, piece: pa.RecordBatch, start: int, allow_missing: bool) -> Any:

@@ -55,6 +55,14 @@ def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
     return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64, device="cpu")[groups.codes], names
 
 
+def whole_groups(numbers: Tensor) -> Tensor:
+    """Return the numbers of groups as integers, -1 for NaN. Numbers that are not whole are unchanged, for the error."""
+    if not numbers.is_floating_point():
+        return numbers
+    filled = numbers.nan_to_num(-1)
+    return filled.long() if torch.equal(filled, filled.round()) else numbers
+
+
 _SEPARATOR = "\x1f"  # of the columns in the text of a group; the unit separator of ASCII
 
 

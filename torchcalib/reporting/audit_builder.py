@@ -8,6 +8,7 @@ the first ones, the log is read again from its start.
 from __future__ import annotations
 
 import math
+import shlex
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -254,8 +255,8 @@ class AuditBuilder:
         for name, values in self.pooled.items():
             some = listed([*map(str, sorted(values, key=str)[:5]), *["others"] * (len(values) > 5)])
             yield (
-                f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to "
-                "report each apart."
+                f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} "
+                f"(--by {shlex.quote(name)}) to report each apart."
             )
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
@@ -414,7 +415,9 @@ class AuditBuilder:
         """Add confidences to the report of their definition. `questions` has the question of each answer."""
         key = column.source, column.event
         if key not in self.definitions:
-            task: Task = "multiclass" if column.event == "chosen" else "confidence"
+            # The event of a forecast, or of one of all options, is not that the model is right.
+            is_event = column.source == "forecast" or column.event == "each"
+            task: Task = "multiclass" if column.event == "chosen" else "binary" if is_event else "confidence"
             self.definitions[key] = ReportBuilder(
                 task=task,
                 num_classes=self.layout.width if task == "multiclass" else None,

@@ -362,7 +362,7 @@ class Decisions(Lines):
         if not all(found):
             raise IrregularError
         names = list(map(tuple, found))
-        if {*map(self._permutation, {*names})} == {None}:
+        if {*map(self._permutation, dict.fromkeys(names))} == {None}:  # in the order of the rows
             return names, _between(list(chain.from_iterable(map(dict.values, found))), 1)
         ordered = [self.in_order(each, y, "a row") for each, y in zip(found, gold or repeat(None), strict=False)]
         return [each for each, _ in ordered], _between(list(chain.from_iterable(values for _, values in ordered)), 1)

@@ -76,7 +76,10 @@ class Scale:
         if self.largest > 1 and self.has_fractions:
             return f"Some confidences lie between 0 and 1, and others are as large as {self.largest:g}."
         if 1 < self.largest <= _LARGEST_OF_TEN:
-            return f"The largest confidence is {self.largest:g}, so that the scale may be 0 to 10 or 0 to 100."
+            return (
+                f"The largest confidence is {self.largest:g}, so that the scale may be 0 to 10, which must be divided "
+                "by 10 first, or 0 to 100."
+            )
         if not self.has_fractions and self.largest == 1:
             return "Every confidence without a percent sign is 0 or 1, which may be 100% or 1%."
         return ""
@@ -86,6 +89,8 @@ class Scale:
         """The rule that determined the scale, as a sentence."""
         if not self.largest:
             return "All confidences are percentages, with a percent sign." if self.has_signs else ""
+        if self.problem:
+            return f"The scale of confidences without a percent sign is ambiguous. {self.problem}"
         why = "by `scale`"
         if self.chosen is None:
             why = f"because the largest is {self.largest:g}" if self.name == "percent" else "because none exceeds 1"
