@@ -6,7 +6,7 @@ and the error of all classes in common bins (Full-ECE).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
@@ -55,7 +55,8 @@ class BinnedEstimator(Estimator["BinStats | RankedSample"]):
         """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
         from_bins = formula or self.formula
         if isinstance(statistic, BinStats):
-            return from_bins(statistic)
+            is_tensor = isinstance(statistic.sums, Tensor)  # on the CPU, a function may have a numpy array
+            return error_of_bins(from_bins, statistic) if is_tensor else from_bins(statistic)
         from torchcalib.core.ranked import by_pieces
 
         return by_pieces(lambda sample: from_bins(self.binning.from_sample(sample)), statistic)
@@ -214,20 +215,20 @@ def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> "list[Label
     return LabelRows.from_sample(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
 
 
+def error_of_bins(formula: Callable[[BinStats], Tensor], b: BinStats) -> Tensor:
+    """Return the formula of bins. On a GPU, one launch computes a norm of gaps and its gradient; see `norm_of_gaps`."""
+    norm = getattr(formula, "norm", None)
+    if norm is not None and type(b) is BinStats and has_error_kernel(b.sums):
+        return bin_errors(b.sums, norm, lambda sums: formula(BinStats(sums)))
+    return formula(b)
+
+
 def norm_of_gaps(norm: GapNorm) -> Callable[[Formula], Formula]:
-    """Decorate the formula of a norm of the gaps of bins. On a GPU, one launch computes the norm and its gradient."""
+    """Name the norm of the gaps of bins that a formula computes, for `error_of_bins`."""
 
     def decorate(formula: Formula) -> Formula:
-        @wraps(formula)
-        def from_bins(b: BinStats, debiased: bool = False) -> Tensor:
-            if debiased:
-                return formula(b, True)
-            if type(b) is BinStats and has_error_kernel(b.sums):
-                return bin_errors(b.sums, norm, lambda sums: formula(BinStats(sums)))
-            return formula(b)
-
-        vars(from_bins)["norm"] = norm
-        return from_bins
+        vars(formula)["norm"] = norm
+        return formula
 
     return decorate
 

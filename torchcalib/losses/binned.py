@@ -24,7 +24,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
-from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
+from torchcalib.functional.binned import ece_from_bins, error_of_bins, rmsce_from_bins
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 
 Norm = Literal["l1", "l2"]
@@ -39,7 +39,7 @@ class HardBins:
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the error for each batch element; see `Penalty.from_predictions`."""
-        return ece_from_bins(self.bins.from_predictions(p))
+        return error_of_bins(ece_from_bins, self.bins.from_predictions(p))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SoftBins:
         centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
         member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
         bins = BinStats(torch.stack((n, n * confidence, n * outcome), -2) @ member)
-        return ece_from_bins(bins) if self.norm == "l1" else rmsce_from_bins(bins)
+        return error_of_bins(ece_from_bins if self.norm == "l1" else rmsce_from_bins, bins)
 
 
 class ECELoss(PenaltyLoss):
