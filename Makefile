@@ -1,6 +1,6 @@
 # Required: Python 3.11+, its venv module and make.
 #   make demo       create the venv, install the demo requirements, and run the demo
-#   make test       create the venv, install the development tools, and run ruff, tests and doctests (9 minutes)
+#   make test       create the venv, install the development tools, and run ruff, tests and doctests (5 to 9 minutes)
 #
 # For maintainers and CI:
 #   make test-all   run what `make test` omits: types, layers, extended tests, other environments, lowest versions
