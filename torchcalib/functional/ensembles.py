@@ -34,7 +34,7 @@ def mean_probabilities(
 
     Raises:
         TypeError: For a single tensor, and for members or arguments of another type.
-        ValueError: For no members, different shapes, and on the CPU for probabilities outside [0, 1].
+        ValueError: For no members, different shapes or columns, and on the CPU for probabilities outside [0, 1].
 
     Gradient: in all members.
 
