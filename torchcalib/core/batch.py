@@ -20,7 +20,7 @@ from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import Samples, SampleState, SumState
 from torchcalib.core.sums import has_noise_flag
 from torchcalib.ops.batch import BinnedError, Columns, Plan, added, binned_error, ranked, uses_triton
-from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
+from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, BinRule, Demand, Terms, plan, term_indices
 from torchcalib.ops.bin_sums import Norm
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
@@ -162,7 +162,7 @@ def _plan(kinds: tuple[Any, ...], task: Task, copies: bool, device: torch.device
     return plan(rules, terms, device)
 
 
-def _sums(demand: Demand, rules: tuple[Rule, ...]) -> list[Terms]:
+def _sums(demand: Demand, rules: tuple[BinRule, ...]) -> list[Terms]:
     """Return the terms of the sums of a state."""
     if demand.rule is None:
         score = tuple((FIRST_SCORE + k, factor) for k, factor in enumerate(demand.coefficients) if factor)

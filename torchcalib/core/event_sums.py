@@ -200,10 +200,10 @@ class EqualWidthBins(EventSums[BinStats]):
         modes = ("positive", "top_label") if task == "binary" else ("top_label",)
         if type(self) is not EqualWidthBins or self.with_ecd or self.mode not in modes:
             return None  # a subclass may have other sums
-        from torchcalib.ops.batch.formula import Demand, Rule
+        from torchcalib.ops.batch.formula import BinRule, Demand
 
         noise = ((3, 3, 0, 4) if copies else (3, 5, 6, 4)) if self.with_noise else ()
-        return Demand(Rule(self.n_bins, self.right, self.mode == "top_label"), (0, 1, 2, *noise))
+        return Demand(BinRule(self.n_bins, self.right, self.mode == "top_label"), (0, 1, 2, *noise))
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:
         """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""

@@ -10,7 +10,7 @@ Kind = Literal["any", "single", "label", "score", "outcome", "verdict", "text", 
 """Kind of the values of a field. Tables check labels and scores by the dtype, and logs all kinds by the first rows."""
 
 
-class Rule(NamedTuple):
+class RoleRule(NamedTuple):
     """Common names of a role, in order of preference. The first rule of a role for which there is a field counts."""
 
     role: str
@@ -20,25 +20,25 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("weights", names.WEIGHTS, source="table"),
-    Rule("correct", names.CORRECT, "outcome"),
-    Rule("correct", names.VERDICTS, "verdict", "log"),
-    Rule("target", ("correct",), "single", "log"),  # which may be a letter
-    Rule("target", names.TARGET_TIERS[0], "single"),
-    Rule("target", names.TARGET_TIERS[1], "single"),
-    Rule("target", names.TARGET_TIERS[2], "single", "table"),
-    Rule("target", ("answer_index", "answer_idx", "answer"), "single", "log"),
-    Rule("id", names.IDS, source="log"),
-    Rule("preds", (*names.LOGITS, *names.PROBS, *names.NEUTRAL), "score", "table"),
-    Rule("probs", names.NEUTRAL, "labelled scores", "log"),
-    Rule("pred", names.PREDICTED, "label"),
-    Rule("pred", ("choice", "decision", "chosen", "selected", "guess", "answer"), "label", "log"),
-    Rule("probs", names.OF_OPTIONS, "scores", "log"),
-    Rule("confidence", names.OF_PREDICTED, source="table"),  # if there are no other predictions
-    Rule("confidence", (*names.CONFIDENCES, *names.OF_PREDICTED, *names.OF_ANSWERS), "single", "log"),
-    Rule("response", names.RESPONSES, "text", "log"),
-    Rule("content", names.QUESTIONS, "single", "log"),
-    Rule("choices", ("options", "choices"), "list", "log"),
+    RoleRule("weights", names.WEIGHTS, source="table"),
+    RoleRule("correct", names.CORRECT, "outcome"),
+    RoleRule("correct", names.VERDICTS, "verdict", "log"),
+    RoleRule("target", ("correct",), "single", "log"),  # which may be a letter
+    RoleRule("target", names.TARGET_TIERS[0], "single"),
+    RoleRule("target", names.TARGET_TIERS[1], "single"),
+    RoleRule("target", names.TARGET_TIERS[2], "single", "table"),
+    RoleRule("target", ("answer_index", "answer_idx", "answer"), "single", "log"),
+    RoleRule("id", names.IDS, source="log"),
+    RoleRule("preds", (*names.LOGITS, *names.PROBS, *names.NEUTRAL), "score", "table"),
+    RoleRule("probs", names.NEUTRAL, "labelled scores", "log"),
+    RoleRule("pred", names.PREDICTED, "label"),
+    RoleRule("pred", ("choice", "decision", "chosen", "selected", "guess", "answer"), "label", "log"),
+    RoleRule("probs", names.OF_OPTIONS, "scores", "log"),
+    RoleRule("confidence", names.OF_PREDICTED, source="table"),  # if there are no other predictions
+    RoleRule("confidence", (*names.CONFIDENCES, *names.OF_PREDICTED, *names.OF_ANSWERS), "single", "log"),
+    RoleRule("response", names.RESPONSES, "text", "log"),
+    RoleRule("content", names.QUESTIONS, "single", "log"),
+    RoleRule("choices", ("options", "choices"), "list", "log"),
 )
 
 

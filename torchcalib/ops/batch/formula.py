@@ -4,7 +4,7 @@ Let w be the weight of a row, 0 for an ignored or invalid row. The sums of a bat
 
 - Number of invalid rows, and sum of w.
 - Sum of w s for each statistic s in `SCORES`.
-- Sums over the events in each bin, for each `Rule`, of w, w p, w o, w v, w r, w^2 v and w^2.
+- Sums over the events in each bin, for each `BinRule`, of w, w p, w o, w v, w r, w^2 v and w^2.
 
 An event has confidence p and outcome o, v = p (1 - p) and r = (o - p)^2. A number of a state is a sum of terms. A term
 is a factor times one of these sums.
@@ -34,7 +34,7 @@ N_QUANTITIES, FIRST_SQUARE = 7, 5  # number of quantities of each bin, and the f
 BINS = 16  # largest number of bins that a Triton program sums
 
 
-class Rule(NamedTuple):
+class BinRule(NamedTuple):
     """Bins of the events of a batch: `segments.bin_index` of their confidence."""
 
     n_bins: int  # number of bins B
@@ -56,7 +56,7 @@ class Columns(NamedTuple):
 class Demand(NamedTuple):
     """Sums of a batch that the sums `(F, K)` of a metric consist of."""
 
-    rule: Rule | None  # bins of its events; None for w and a score
+    rule: BinRule | None  # bins of its events; None for w and a score
     quantities: tuple[int, ...] = ()  # quantities of each bin, in the order of the state
     coefficients: tuple[float, ...] = ()  # factors of the `SCORES`, whose sum is the score
 
@@ -68,7 +68,7 @@ Terms = tuple[tuple[int, float], ...]
 class Plan(NamedTuple):
     """Sums that states consist of."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[BinRule, ...]
     scores: frozenset[str]  # members of `SCORES` that are needed
     is_squared: bool  # whether the sums of w^2 and w^2 v are needed
     tiles: Tensor  # bins of each Triton program, int64 `(T, 5)`: see `_tiles`
@@ -86,14 +86,14 @@ class BinnedError(NamedTuple):
     dtype: torch.dtype  # of the error: float32 or float64
 
 
-def term_indices(rules: tuple[Rule, ...], rule: Rule, quantity: int) -> range:
+def term_indices(rules: tuple[BinRule, ...], rule: BinRule, quantity: int) -> range:
     """Return the indices of the sums of a quantity over the bins of a rule."""
     before = sum(each.n_bins for each in rules[: rules.index(rule)])
     start = N_TOTALS + N_QUANTITIES * before + quantity * rule.n_bins
     return range(start, start + rule.n_bins)
 
 
-def plan(rules: tuple[Rule, ...], terms: Sequence[Terms], device: torch.device) -> Plan:
+def plan(rules: tuple[BinRule, ...], terms: Sequence[Terms], device: torch.device) -> Plan:
     """Return the plan for states with the given terms of each number."""
     used = {index for number in terms for index, _ in number}
     squares = {k for rule in rules for q in range(FIRST_SQUARE, N_QUANTITIES) for k in term_indices(rules, rule, q)}
@@ -113,7 +113,7 @@ def plan(rules: tuple[Rule, ...], terms: Sequence[Terms], device: torch.device) 
     )
 
 
-def _tiles(rules: tuple[Rule, ...]) -> list[tuple[int, ...]]:
+def _tiles(rules: tuple[BinRule, ...]) -> list[tuple[int, ...]]:
     """Return the work of the Triton programs for a piece of the rows: the totals, then bins of the rules.
 
     A tile has the numbers n_bins, right and of_top of a rule, and the first bin of the program. The last number is the
@@ -126,6 +126,6 @@ def _tiles(rules: tuple[Rule, ...]) -> list[tuple[int, ...]]:
     return tiles
 
 
-def n_sums(rules: tuple[Rule, ...]) -> int:
+def n_sums(rules: tuple[BinRule, ...]) -> int:
     """Return the number of sums of a batch."""
     return N_TOTALS + N_QUANTITIES * sum(rule.n_bins for rule in rules)

@@ -25,7 +25,7 @@ class _Batch(NamedTuple):
 
     weight: Tensor  # float64 `(N,)`; 0 for ignored and invalid rows
     n_invalid: Tensor  # number of invalid rows, float64
-    events: dict[bool, tuple[Tensor, Tensor]]  # confidence and outcome by `Rule.of_top`, float64
+    events: dict[bool, tuple[Tensor, Tensor]]  # confidence and outcome by `BinRule.of_top`, float64
     scores: Tensor  # `(5, N)` in the order of `SCORES`, finite where the weight is 0; those not needed are undefined
 
 

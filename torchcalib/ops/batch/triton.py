@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, Columns, Plan, Rule, n_sums
+from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, BinRule, Columns, Plan, n_sums
 from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.bin_sums.triton import bin_errors, bin_of
 from torchcalib.ops.softmax_stats import triton as softmax_stats
@@ -53,7 +53,7 @@ def binned_error(
 def binned_gradient(
     columns: Columns,
     rows: tuple[Tensor, Tensor] | None,
-    rule: Rule,
+    rule: BinRule,
     slopes: Tensor,
     upstream: Tensor,
     drops_invalid: bool,
@@ -217,7 +217,7 @@ def _read(
     weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr,
     squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
-    """Sum a piece of the rows. Grid: pieces, tiles. The first tile has the totals, every other one bins of a `Rule`.
+    """Sum a piece of the rows. Grid: pieces, tiles. The first tile has the totals, every other one bins of a `BinRule`.
 
     Binary `values` are predictions. Multi-class ones are the statistics of rows, `stride` apart, and `tops` their most
     probable classes.
