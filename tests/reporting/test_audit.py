@@ -279,6 +279,18 @@ def test_words_are_confidences_if_the_caller_defines_them():
     assert (list(without), without.counts) == ([], {"confidence in words without a number (see `words`)": 30})
 
 
+@pytest.mark.parametrize("word", ["", "n/a", "N/A", "NaN", "None", "none", "null", "<NA>"])
+def test_words_for_a_missing_confidence_are_counted_as_missing_in_every_format(word, tmp_path):
+    rows = [{"id": k, "confidence": word if k % 5 == 0 else 0.5 + k / 100, "correct": k % 3 > 0} for k in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lines = [",".join(map(str, row.values())) for row in (dict(zip(rows[0], rows[0], strict=True)), *rows)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    for log in (rows, tmp_path / "a.jsonl", tmp_path / "a.csv"):
+        assert audit(log, **FAST).counts == {"answer without a reported confidence": 6}, log
+    if word:
+        assert not audit(rows, words={word.lower(): 0.1}, **FAST).counts
+
+
 SAMPLED = [["a", "A ", "b"], ["c", "d", "d"], ["e", "f", "g"], ["h", "h", "h"], ["i"], ["j", "k", "k"]]
 
 

@@ -24,6 +24,7 @@ _LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictio
 _SPACE = re.compile(r"[\s,]*")
 _BLANK = re.compile(r"\s*")
 _KEY = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*+)"\s*:\s*', re.DOTALL)
+_ARRAYS = re.compile(r"\s*\[\s*([^{\]\s])")  # of other values than objects
 _ROWS = re.compile(r"\[\s*[{\]]")
 # Possessive quantifiers make the time linear; text without an end extends to the end of the line.
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
@@ -63,6 +64,12 @@ def opened_lines(path: Path) -> IO[bytes]:
     check_encoding(str(path), content)
     check_depth(str(path), content, _MAX_DEPTH)
     text = content.decode("utf-8-sig")
+    if match := _ARRAYS.match(text):
+        found = "lists" if match[1] == "[" else "values"
+        raise InputError(
+            f"`{path}` must contain objects with named values, got an array of {found}. Name the values of each row, "
+            "such as by df.to_json(path, orient='records')."
+        )
     if rows := _rows_of_columns(text):
         return BytesIO("".join(f"{json.dumps(row)}\n" for row in rows).encode())
     place = _start_of_rows(text, len(text) - len(text.lstrip()))

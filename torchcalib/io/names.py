@@ -87,6 +87,8 @@ RESPONSES = (
     *("generated_text", "text"),
 )
 """Names of a text that contains the answer, and possibly a confidence."""
+MISSING = ("", "nan", "na", "n/a", "#n/a", "#na", "<na>", "none", "null")
+"""Texts for a missing value, in lower case."""
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 OUTCOMES = (
     *(("incorrect", "correct"), ("wrong", "right"), ("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t")),

@@ -76,7 +76,7 @@ class Reader(ABC):
     """
 
     format: ClassVar[str]
-    advice: ClassVar[str] = "Pass preds='NAME' and target='NAME'."
+    advice: str = "Pass preds='NAME' and target='NAME'."
     """How to choose predictions and targets."""
 
     def __init__(self, *paths: Path) -> None:

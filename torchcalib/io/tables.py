@@ -8,6 +8,7 @@ import re
 from abc import abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from pyarrow import json as arrow_json
 
 from torchcalib.io.cells import LABEL_KEYS, SCORE_KEYS, scores_in
 from torchcalib.io.columns import class_columns, classes_among, groups_of, split
-from torchcalib.io.errors import FILL_IN, InputError, quoted
+from torchcalib.io.errors import FILL_IN, InputError, quoted, shown
 from torchcalib.io.limits import (
     BUFFER,
     MAX_ARRAYS,
@@ -163,19 +164,38 @@ class Csv(_Table):
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
                 "Add a first line such as prob,target."
             )
+        if all(map(is_numeral, schema.names)):
+            self.advice += " If the first line contains values, add a line of names before it, such as prob,target."
         self.check_names(schema.names)
         n = sum(batch.num_rows for batch in self.batches({schema.names[0]: "binary"}, 1))
         return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
-    def _opened(self, **options: Any) -> Any:
+    @contextmanager
+    def _opened(self, **options: Any) -> Iterator[Any]:
+        """Open the file for batches. A row with too few or too many cells raises `InputError`."""
+        ragged = []
+
+        def skip_comment(row: Any) -> str:  # pyarrow ignores errors in it
+            ragged.extend([] if row.text.startswith("#") else [row])
+            return "error" if ragged else "skip"
+
         wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, null_values=_NO_NUMBERS, **options)
         how = csv.ReadOptions(block_size=_BLOCK, use_threads=False, skip_rows=self._layout.skipped)
         form = csv.ParseOptions(
-            delimiter=self._layout.separator,
-            newlines_in_values=True,
-            invalid_row_handler=lambda row: "skip" if row.text.startswith("#") else "error",
+            delimiter=self._layout.separator, newlines_in_values=True, invalid_row_handler=skip_comment
         )
-        return csv.open_csv(self.paths[0], how, form, wanted)
+        try:
+            with csv.open_csv(self.paths[0], how, form, wanted) as file:
+                yield file
+        except pa.ArrowInvalid as error:
+            if not ragged:
+                raise
+            row = ragged[0]
+            raise InputError(
+                f"`{self.label}` must have {row.expected_columns} cells in every row, as in its header, got "
+                f"{row.actual_columns} in line {row.number}: {shown(row.text)}. Put cells with the separator into "
+                "quotes, and fill missing cells."
+            ) from error
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text. `count` is ignored."""

@@ -19,7 +19,7 @@ from torchcalib.io.logs.blocks import Answer, AnswerColumns, Block
 from torchcalib.io.logs.fields import Names, correctness, id_of, in_words, number_of
 from torchcalib.io.logs.objects import RowGroup, RowObjects
 from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
-from torchcalib.io.names import key_of
+from torchcalib.io.names import MISSING, key_of
 
 _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
 _ANSWER = re.compile(r"answer\s*(?:is)?\s*:?", re.IGNORECASE)
@@ -158,7 +158,8 @@ class Log(ABC):
 
     def add_reported(self, answer: Answer, value: Any, place: str, source: str = "reported") -> None:
         """Add the confidence in a field of the log, if there is one."""
-        if value is None or value == "":
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if value is None or (isinstance(value, str) and word in MISSING and word not in self.words):
             self.counts["answer without a reported confidence"] += 1
             return
         try:
