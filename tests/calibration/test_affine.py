@@ -122,7 +122,7 @@ def test_constant_binary_scores_are_fitted_to_the_frequency_of_ones():
     assert fitted(torch.tensor([0.5, 0.9])).tolist() == pytest.approx([0.25, 0.25])
     assert fitted.outcome == AT_ZERO
     assert fitted.converged
-    assert fitted.in_words() == "infinite temperature (constant probabilities), bias -1.1 in log-odds"
+    assert fitted.in_words() == "infinite temperature (constant probabilities), bias −1.1 in log-odds"
 
 
 @pytest.mark.parametrize("logits", [[-2.0, -1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])

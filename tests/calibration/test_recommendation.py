@@ -224,6 +224,20 @@ def test_likelihood_ratios_decide_about_calibrators_that_contain_the_identity():
     assert p_value == pytest.approx(min(1.5 * chi_squared_tail(18.0, 1), 3 * math.exp(-14)))
 
 
+def test_a_simpler_calibrator_with_a_larger_gain_is_called_within_noise():
+    """The gain of the preferred calibrator is corrected for its choice, that of temperature scaling is not."""
+    before, simple = torch.full((100,), 2.0, dtype=torch.float64), torch.full((100,), 1.6, dtype=torch.float64)
+    small = Candidate(simple, simple - 0.02, 100, 1, statistic=60.0)
+    large = Candidate(simple - 1e-4, simple - 0.03, 100, 2, statistic=90.0)
+    after = {"temperature scaling": small, "affine scaling": large, "beta calibration": large}
+    found = recommendation_of("nll", before, after)
+    assert found.best == "affine scaling"
+    assert found.gain < found.rcl["temperature scaling"] < found.rcl["affine scaling"]
+    assert found.text.endswith("; temperature scaling gains 20.0%, a difference within noise.")
+    worse = recommendation_of("nll", before, {**after, "temperature scaling": small._replace(parts=before + 0.01)})
+    assert worse.text.endswith("; temperature scaling gains −0.5%.")
+
+
 def test_calibrators_that_can_assign_probability_0_are_not_advised_by_nll():
     logits, target = shifted(2, 3)
     found = tc.recommend(logits, target, calibrators=[tc.IsotonicCalibration(), tc.HistogramBinning()], **binary)

@@ -172,7 +172,10 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, few_r
     np.save("preds.npy", logits["calibrated"].numpy())
     np.save("target.npy", target.numpy())
     assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out", "--diagrams"]) == 0
-    assert "too [red]sure is worse calibrated than a: its ECE is higher by 0.178" in capsys.readouterr().out
+    assert (
+        "too [red]sure is worse calibrated than a: the ECE of too [red]sure is higher by 0.178"
+        in capsys.readouterr().out
+    )
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert content["systems"] == ["a", "too [red]sure", "shards"]
     assert content["settings"]["from_logits"] == {"a": True, "too [red]sure": False, "shards": True}

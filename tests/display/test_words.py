@@ -55,9 +55,15 @@ def test_percentages_do_not_depend_on_rounding_errors_of_sums():
         # relative to the distance from 0 or 1; exactly 0% and 100% only for none and all
         (words.short_probability, {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19"}),
         (words.short_probability, {1 - 1.3e-4: "0.99987", 1 - 1e-12: "0.999999999999"}),
+        (partial(words.rounded, form="+.2g"), {-0.123: "−0.12", 0.123: "+0.12", 2e-5: "+2e−05"}),
         (words.short_percent, {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}),
         (words.short_count, {876: "876", 4500: "4.5k", 42_000: "42k", 5.1e6: "5.1M", 3.1e9: "3.1G", 0.25: "0.25"}),
     ],
 )
 def test_numbers_are_written_with_their_significant_digits(write, written):
     assert {value: write(value) for value in written} == written
+
+
+def test_ends_of_intervals_have_minus_signs():
+    assert words.ends(-0.0109, 0.00041) == "−0.0109 to 0.00041"
+    assert words.ends(-math.inf, -1e-9) == "−infinity to 0"

@@ -112,7 +112,7 @@ def test_verdict_on_a_group_has_its_own_gap_interval_and_degree(change, words):
     # The bin of 0.5 has one side in sums, and two in rows.
     numbers = [float(word.strip("%,.")) for word in decision.cause.split() if word[0].isdigit() and "%" in word]
     assert numbers[:2] == pytest.approx([100 * mean, 100 * frequency], abs=0.06 if not side.any() else 1.5)
-    low, high = (float(x.strip(",)")) for x in decision.cause.split("95% interval ")[1].split()[:3:2])
+    low, high = (float(x.strip(",)")) for x in decision.cause.replace("−", "-").split("95% interval ")[1].split()[:3:2])
     assert low < 100 * (frequency - mean) < high < 0
     alone = tc.report(p[rows], y[rows], task="binary", **QUICK)
     assert decision.size.startswith(f"RMSCE of the group, debiased: {significant(alone['rmsce_debiased'])}")

@@ -26,7 +26,7 @@ from torchcalib.calibration.likelihood import (
 from torchcalib.core.checks import enforce, hidden_rule, label_rule
 from torchcalib.core.linear_logits import LinearLogits, linear_logits
 from torchcalib.core.predictions import Predictions
-from torchcalib.display.words import listed
+from torchcalib.display.words import listed, rounded
 from torchcalib.ops.logs import binary_log_probs, safe_log, sigmoid, softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import fit_affine, fit_bias
@@ -113,10 +113,10 @@ class _Affine(BatchFitMixin):
         if self.with_bias and self.task == "multiclass":
             order = self.beta.abs().nan_to_num(0).argsort(descending=True).tolist()
             names = class_names or [f"class {k}" for k in range(len(order))]
-            shown = [f"{float(self.beta[k]):+.2g} for {names[k]}" for k in order[:_SHOWN_BIASES]]
+            shown = [f"{rounded(float(self.beta[k]), '+.2g')} for {names[k]}" for k in order[:_SHOWN_BIASES]]
             words.append(f"{'largest biases' if len(order) > _SHOWN_BIASES else 'biases'} {listed(shown)}")
         elif self.with_bias:
-            words.append(f"bias {float(self.beta[1] - self.beta[0]):+.2g} in log-odds")
+            words.append(f"bias {rounded(float(self.beta[1] - self.beta[0]), '+.2g')} in log-odds")
         return ", ".join(words)
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.likelihood import NO_DATA_REMARK, FlatFits, check_class_count, remarks_of_fits
 from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.predictions import Predictions
+from torchcalib.display.words import rounded
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import CONVERGED
@@ -215,7 +216,7 @@ class PlattScaling(OneAgainstRest):
         if self.coefficients.dim() > 1:
             return f"one sigmoid for each of {len(self.coefficients)} classes against the rest"
         b, a = self.coefficients.tolist()
-        return f"log-odds {a:.3g} times the prediction {b:+.3g}"
+        return f"log-odds {rounded(a)} times the prediction {rounded(b, '+.3g')}"
 
     def n_parameters(self, num_classes: int) -> float:
         return 2 * (num_classes if num_classes > 2 else 1)

@@ -43,7 +43,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infers_task
-from torchcalib.display.words import ends, listed, p_words
+from torchcalib.display.words import ends, listed, p_words, rounded
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
@@ -353,18 +353,17 @@ def _in_words(found: Recommendation, is_faulty: bool) -> str:
 
 
 def _compared(found: Recommendation) -> str:
-    simple, name = TemperatureScaling.name, found.preferred
-    if name != simple and simple in found.rcl:
-        return f"; {simple} {_gains(found.rcl[simple])}"
-    others = {key: found.rcl[key] for key in found.advisable if key != name}
+    others = {key: found.rcl[key] for key in found.advisable if key != found.preferred}
+    if found.preferred != TemperatureScaling.name and TemperatureScaling.name in found.rcl:
+        others = {TemperatureScaling.name: found.rcl[TemperatureScaling.name]}
     if not others:
         return ""
-    next_best = max(others, key=lambda key: round(others[key], 4))  # the first one of those that are equal
-    within = ", a difference within noise" if others[next_best] > found.gain else ""
-    return f"; {next_best} {_gains(others[next_best])}{within}"
+    other = max(others, key=lambda key: round(others[key], 4))  # the first one of those that are equal
+    within = ", a difference within noise" if others[other] > found.gain else ""
+    return f"; {other} {_gains(others[other])}{within}"
 
 
 def _gains(value: float) -> str:
     if math.isfinite(value):
-        return f"gains {round(value, 1) + 0:.1f}%"  # + 0 turns -0 into 0
+        return f"gains {rounded(round(value, 1) + 0, '.1f')}%"  # + 0 turns -0 into 0
     return "leaves it infinite" if math.isnan(value) else "makes it infinite"

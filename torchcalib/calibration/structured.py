@@ -21,6 +21,7 @@ from torchcalib.calibration.likelihood import (
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
+from torchcalib.display.words import rounded
 from torchcalib.ops.logs import softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit
@@ -468,5 +469,5 @@ def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:
     ends = []
     for k in (int(values.argmin()), int(values.argmax())):
         label = class_names[k] if k < len(class_names) else f"class {k}"
-        ends.append(f"{float(values[k]):.3g} ({label})")
+        ends.append(f"{rounded(float(values[k]))} ({label})")
     return f"{what} from {ends[0]} to {ends[1]}"

@@ -260,7 +260,7 @@ def p_value(value: float | None) -> Cell:
 
 def interval(found: object) -> Cell:
     """Return a cell with the text of an interval; empty for None."""
-    return Cell() if found is None else Cell(str(found).replace("-", "−"))
+    return Cell() if found is None else Cell(str(found))
 
 
 def to_text(table: Table, with_page: bool = False) -> str:

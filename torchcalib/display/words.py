@@ -1,7 +1,7 @@
 """Number formats for sentences, tables, pages and diagrams.
 
-Tables use `significant` and `decimals`, with the minus sign `−`. Sentences use `fixed`, with the hyphen `-`. Diagrams
-use the formats with `short` in their names.
+Sentences and tables have the minus sign `−`, tables of plain text and `in_one_line` the hyphen `-`. Diagrams use the
+formats with `short` in their names.
 """
 
 import math
@@ -65,6 +65,11 @@ def p_words(p_value: float, equals: str = "") -> str:
 def fixed(number: float, places: int) -> str:
     """Format a number with `places` decimals, and -0 as 0."""
     return f"{round(number, places) + 0:.{places}f}" if math.isfinite(number) else f"{number}"
+
+
+def rounded(value: float, form: str = ".3g") -> str:
+    """Format a number with a format specification of Python, and the minus sign."""
+    return f"{value:{form}}".replace("-", "−")
 
 
 def listed(words: Sequence[str]) -> str:
@@ -167,7 +172,7 @@ def gain(rcl: float) -> str:
 def ends(low: float, high: float, digits: int = 3) -> str:
     """Format an interval as `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
     shown = (f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
-    return " to ".join(end.replace("inf", "infinity") for end in shown)
+    return " to ".join(end.replace("inf", "infinity").replace("-", "−") for end in shown)
 
 
 def _signed(value: float, digits: str, plus: str = "") -> str:

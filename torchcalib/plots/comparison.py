@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from torchcalib.display.words import rounded
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, given_box, scale_of
 from torchcalib.plots.sources import DiagramData
@@ -217,7 +218,7 @@ def _draw_panel(canvas: Canvas, line: ComparedLine, others: Sequence[str]) -> No
     low, high = _limits([line.differences[name] for name in others])
     panel.set(xlim=(low, high), ylim=(len(others) - 0.4, -0.6))
     panel.xaxis.set_major_locator(MaxNLocator(4, symmetric=False))
-    panel.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g}".replace("-", "−") if x else "0")
+    panel.xaxis.set_major_formatter(lambda x, _: rounded(x, "+.3g") if x else "0")
     panel.axvspan(*((0, high) if line.better == "higher" else (low, 0)), color=style.grid, alpha=0.5, linewidth=0)
     panel.axvline(0, color=style.ink, linewidth=0.8, zorder=1.5)
     for row, name in enumerate(others):

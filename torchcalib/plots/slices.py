@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from torchcalib.core.arguments import check_count
+from torchcalib.display.words import rounded
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, Style
 from torchcalib.results.group_table import SMALL_P
@@ -76,6 +77,6 @@ def slice_diagram(
     ends = [abs(table.gap[k]) for k in largest] + [table.critical_value * table.spread[k] for k in largest]
     farthest = max(filter(math.isfinite, ends), default=0) or 1e-3
     panel.set(xlim=np.array([-1.1, 1.1]) * farthest, ylim=(len(largest) - 0.4, -0.6))
-    panel.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g}".replace("-", "−") if x else "0")
+    panel.xaxis.set_major_formatter(lambda x, _: rounded(x, "+.3g") if x else "0")
     canvas.label("mean outcome minus mean confidence")
     return panel

@@ -13,7 +13,7 @@ from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.images import mean_over_images
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
-from torchcalib.display.words import ends, printable
+from torchcalib.display.words import ends, printable, rounded
 from torchcalib.functional.binned import BinnedEstimator, calibration_curve
 from torchcalib.functional.decision import BayesRiskCurve, bayes_risk_curve
 from torchcalib.functional.estimator import Estimator
@@ -302,4 +302,4 @@ def error_text(data: Any, error: float) -> str:
     if not isinstance(getattr(data, "estimator", None), BinnedEstimator):
         return f"ECE {error:.3g}"
     unit = "%" if data.unit == "percent" else ""
-    return f"{type(data).__name__} {error:.3g}{unit}".replace("-", "−")
+    return f"{type(data).__name__} {rounded(error)}{unit}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
-from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
+from torchcalib.display.words import capitalised, count, ends, listed, percent, rounded, significant
 from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
@@ -694,7 +694,7 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
                 what = f"{score} is too {'low' if cause.gap > 0 else 'high'}"
             n_groups = len(found.groups.names)
             return (
-                f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points "
+                f"{what} in group {name}: {means}. The gap is {rounded(100 * (frequency - mean))} percentage points "
                 f"(95% interval {ends(100 * lower, 100 * upper)}, adjusted for the choice among {n_groups:,} groups).",
                 f"miscalibrated in group {name}",
             )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torchcalib._version import __version__
 from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
-from torchcalib.display.words import capitalised, count, listed, p_words, printable_lines, significant
+from torchcalib.display.words import capitalised, count, listed, p_words, printable_lines, rounded, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
 from torchcalib.results.base import SCHEMA_VERSION, Exported, plain, today
@@ -522,8 +522,7 @@ def _columns() -> list[Column]:
 
     def gain(each: AuditedConfidence) -> Cell:
         found = None if each.report is None else each.report.decision.gain
-        is_known = found is not None and not math.isnan(found)
-        return Cell(f"{found:.1f}%".replace("-", "−"), found) if is_known else Cell()
+        return Cell() if found is None or math.isnan(found) else Cell(f"{rounded(found, '.1f')}%", found)
 
     def mean(each: AuditedConfidence) -> float:
         return math.nan if each.event == "each" else each.mean

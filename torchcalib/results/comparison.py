@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, ClassVar, Literal
 
 from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
-from torchcalib.display.words import ONE_LOOK, ends, listed, p_words, printable, printable_lines, significant
+from torchcalib.display.words import ONE_LOOK, ends, listed, p_words, printable, printable_lines, rounded, significant
 from torchcalib.io.errors import short_name
 from torchcalib.results.base import Results
 from torchcalib.results.lines import (
@@ -189,9 +189,9 @@ def system_table(comparison: Comparison) -> Table:
             if found is None:
                 return Cell()
             if found.interval is None or found.beyond_chance is None:
-                return Cell(significant(found.value).replace("-", "−"), found.value)
+                return number(found.value)
             bounds = ends(found.interval.low, found.interval.high, 3)
-            return Cell(f"{significant(found.beyond_chance)} ({bounds})".replace("-", "−"), found.beyond_chance)
+            return Cell(f"{significant(found.beyond_chance)} ({bounds})", found.beyond_chance)
 
         has_chance = any(each.chance is not None for each in line.differences.values())
         header = f"{line.name} difference{' beyond chance' if has_chance else ''} (95% interval)"
@@ -279,7 +279,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
     ece = next(line for line in lines if line.name == "ECE").differences[second]
     scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
     first, second = short_name(first, _NAME_LENGTH), short_name(second, _NAME_LENGTH)
-    error = f"its ECE is {_in_words(ece)}"
+    error = f"the ECE of {second} is {_in_words(ece)}"
     if ece.interval is None:
         sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
     elif ece.verdict == "not significant":
@@ -311,8 +311,8 @@ def _in_words(difference: Difference, evidence: str = " ({})") -> str:
     if interval is None or p is None or max(value, interval.high) - min(value, interval.low) <= _ROUNDING:
         return words
     bounds = (interval.low, interval.high)
-    if difference.chance is not None:
-        words += f"; the difference beyond chance is {difference.beyond_chance:.3g}"
+    if difference.beyond_chance is not None and difference.chance is not None:
+        words += f"; the difference beyond chance is {rounded(difference.beyond_chance)}"
     elif value < 0:
         bounds = (-interval.high, -interval.low)
     found = "" if math.isinf(value) else f"95% interval {ends(*bounds, digits=3)}, "

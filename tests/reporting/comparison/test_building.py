@@ -89,7 +89,9 @@ def test_verdicts_follow_the_direction_of_each_metric():
     # The same order and the same predicted classes, and noise in both.
     verdicts |= {(key, "sure"): "not significant" for key in SELECTIVE} | {("aurc", "noisy"): "worse"}
     assert {(key, name): compared[key].differences[name].verdict for key, name in verdicts} == verdicts
-    assert compared.sentences["sure"].startswith("sure is worse calibrated than calibrated: its ECE is higher by")
+    assert compared.sentences["sure"].startswith(
+        "sure is worse calibrated than calibrated: the ECE of sure is higher by"
+    )
     back = tc.compare(dict(reversed(logits.items())), target, task="binary", from_logits=True, **FEW)
     assert back["nll"].differences["calibrated"].verdict == "better"
     assert back["nll"].differences["calibrated"].value == -compared["nll"].differences["noisy"].value

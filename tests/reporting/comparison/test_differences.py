@@ -313,7 +313,8 @@ def test_sentences_marks_and_tables_use_the_verdict_of_the_line(monkeypatch):
         return changed, comparison_sentence(lines, "calibrated", "sure")
 
     ends = f"95% interval {found.interval}, p = 0.01"
-    words = f"its ECE is higher by {found.value:.3g}; the difference beyond chance is {found.beyond_chance:.3g} ({ends}"
+    words = f"the ECE of sure is higher by {found.value:.3g}; "
+    words += f"the difference beyond chance is {found.beyond_chance:.3g} ({ends}"
     for changes, start, mark in (
         ({}, f"sure is worse calibrated than calibrated: {words})", LIGHT.below),
         (
@@ -339,9 +340,9 @@ def test_sentences_marks_and_tables_use_the_verdict_of_the_line(monkeypatch):
 def test_differences_of_rounding_errors_read_as_no_difference():
     line = compared("binary")["ece"]
     for value, low, high, words in (
-        (-1.39e-17, -2e-17, 0.0, "its ECE is equal."),
-        (-1.39e-17, -0.01, 0.02, "its ECE is equal (95% interval -0.01 to 0.02, p = 1.00)."),
-        (-0.015, -0.02, 0.01, "its ECE is lower by 0.015 (95% interval -0.01 to 0.02, p = 1.00)."),
+        (-1.39e-17, -2e-17, 0.0, "the ECE of b is equal."),
+        (-1.39e-17, -0.01, 0.02, "the ECE of b is equal (95% interval −0.01 to 0.02, p = 1.00)."),
+        (-0.015, -0.02, 0.01, "the ECE of b is lower by 0.015 (95% interval −0.01 to 0.02, p = 1.00)."),
     ):
         difference = Difference(value, None, value, LineInterval(low, high), 1.0, 1.0, "not significant")
         text = comparison_sentence([replace(line, differences={"b": difference})], "a", "b")

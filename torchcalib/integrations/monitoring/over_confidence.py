@@ -6,6 +6,7 @@ Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference
 import math
 from collections.abc import Sequence
 
+from torchcalib.display.words import rounded
 from torchcalib.results.history import History, HistoryRow
 
 
@@ -44,7 +45,8 @@ def warning_text(history: History, name: str) -> str:
     accuracy, confidence = (now.values.get(key, math.nan) for key in ("accuracy", "confidence"))
     sentences = [
         f"over-confidence grows: in {_place(now, history)} the cross-entropy exceeds the entropy of the predictions by "
-        f"{now.values['ecd']:.3g} nats ({name}), up from {lowest.values['ecd']:.3g} in {_place(lowest, history)}."
+        f"{rounded(now.values['ecd'])} nats ({name}), up from {rounded(lowest.values['ecd'])} in "
+        f"{_place(lowest, history)}."
     ]
     if not (math.isnan(accuracy) or math.isnan(confidence)):
         sentences.append(f"Mean confidence is {confidence:.1%}, accuracy {accuracy:.1%}.")

@@ -255,7 +255,7 @@ def _of_comparison(comparison: Comparison) -> FirstScreen:
     cause = ""
     if len(comparison.sentences) == 1:  # it begins with the verdict
         (sentence,) = comparison.sentences.values()
-        cause = capitalised(sentence[sentence.find("its ECE") :]) if "its ECE" in sentence else sentence
+        cause = capitalised(sentence[sentence.find("the ECE of") :])
     title = f"Comparison of {listed(names)}"
     about = title, comparison.created, comparison.input_line
     return FirstScreen(*about, comparison.verdict, colour, cause, "", numbers)
