@@ -90,7 +90,7 @@ def test_bias_of_constant_predictions_is_the_difference_of_log_odds():
         fitted = fresh(B).fit(preds, torch.tensor([1, 0, 0, 0] * 2), **binary)
         bias = (fitted.beta[1] - fitted.beta[0]).item()
         assert bias == pytest.approx(-2 * math.log(3) - offset, abs=1e-8)
-        assert fitted.in_words() == f"bias {bias:+.2g} in log-odds"
+        assert fitted.in_words() == f"bias {bias:+.2g} in log-odds".replace("-", "−").replace("log−odds", "log-odds")
 
 
 @pytest.mark.parametrize("seed", range(3))
