@@ -12,9 +12,7 @@ import shlex
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +155,6 @@ class AuditBuilder:
         self.is_contradicted = False
         self.definitions: dict[tuple[str, str], ReportBuilder] = {}  # by source and event
         self.problems: dict[str, str] = {}  # sources with an ambiguous scale, and why
-        self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one so far
         self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
         self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
@@ -298,28 +295,6 @@ class AuditBuilder:
             self.fewest = min(self.fewest or self.layout.width, *(int(each.min()) for each in sizes))
         return not self.is_contradicted
 
-    def _separate(self, block: Block) -> None:
-        """Find sources with the confidences of an earlier one in the first block, and separate them once they differ.
-
-        Probabilities by byte and by character are an example: they are equal for ASCII text.
-        """
-        columns: dict[str, tuple[Array, ...]] = {}
-        for source, scores in block.scores.items():
-            columns[source] = np.asarray(scores.rows), np.asarray(scores.sizes), np.asarray(scores.values)
-        for source, confidences in block.confidences.items():
-            columns[source] = np.asarray(confidences.rows), np.asarray(confidences.values)
-        if not self.n_answers:
-            ordered = [source for source in CONFIDENCES if source in columns]
-            for source, other in combinations(ordered, 2):
-                if source not in self.same_as and _are_equal(columns[source], columns[other]):
-                    self.same_as.setdefault(other, source)
-        for source, same in list(self.same_as.items()):
-            if not _are_equal(columns.get(source, ()), columns.get(same, ())):
-                del self.same_as[source]
-                held: dict[tuple[str, str], Any]
-                for held in (self.definitions, self.columns):
-                    held |= {(source, event): copy(held[key, event]) for key, event in held if key == same}
-
     def _count(self, block: Block) -> None:
         """Add the numbers of answers that are right or wrong, and of those without a distribution over options."""
         truth, right = np.asarray(block.truth), np.asarray(block.right)
@@ -342,15 +317,11 @@ class AuditBuilder:
 
     def _columns(self, block: Block) -> Iterator[ConfidenceColumn]:
         """Yield the confidences of each definition in a block."""
-        self._separate(block)
         for source, scores in block.scores.items():
-            if source not in self.same_as:
-                for part in _parts_of(block, scores, self.layout.width):
-                    yield from self._columns_of_options(source, scores.is_log, part, block)
+            for part in _parts_of(block, scores, self.layout.width):
+                yield from self._columns_of_options(source, scores.is_log, part, block)
         confidences = {
-            source: (np.asarray(each.rows), np.asarray(each.values))
-            for source, each in block.confidences.items()
-            if source not in self.same_as
+            source: (np.asarray(each.rows), np.asarray(each.values)) for source, each in block.confidences.items()
         }
         correct = np.asarray(block.correct)
         for source, (rows, values) in {**confidences, **self._stated(block)}.items():
@@ -435,20 +406,19 @@ class AuditBuilder:
         for source, problem in self.problems.items():
             marks = (f"Ambiguous: {problem} Pass `scale`, 'percent' or 'fraction'.",)
             found.append(AuditedConfidence(source=source, event="answer", report=None, marks=marks))
-        for source, event in self.definitions:
-            equal = tuple(other for other, same in self.same_as.items() if same == source)
-            audited = self._audited_confidence(source, event)
-            if audited.report is not None:
-                found.append(replace(audited, equal=equal))
+        for key in sorted(self.definitions, key=_place_of):
+            same = next((k for k, each in enumerate(found) if self._are_equal(key, (each.source, each.event))), None)
+            if same is not None and found[same].report is not None:
+                found[same] = replace(found[same], equal=(*found[same].equal, key[0]))
             else:  # degenerate confidences are equal by their values, and not by their definitions
-                found += [replace(audited, source=each) for each in (source, *equal)]
+                found.append(self._audited_confidence(*key))
         scales = {source: scale.rule for source, scale in self.layout.scales.items()}
         field = self.log.options.fields.get("confidence", "")
         found = [
             replace(each, scale=scales.get(each.source, ""), field=field if each.source in _REPORTED else "")
             for each in found
         ]
-        found.sort(key=lambda each: list(CONFIDENCES).index(each.source))
+        found.sort(key=lambda each: _place_of((each.source, each.event)))
         wanted = self.options.definition
         if wanted == "reported" and not any(each.source == "reported" for each in found):
             wanted = "forecast" if any(each.source == "forecast" for each in found) else None
@@ -461,6 +431,17 @@ class AuditBuilder:
                 f"{quoted(each.source for each in found)}."
             )
         return (*first, *(each for each in found if each not in first))
+
+    def _are_equal(self, key: tuple[str, str], other: tuple[str, str]) -> bool:
+        """Return whether two sources in a log have the same confidences of an event; stated ones have their own words.
+
+        Probabilities by byte and by character are an example: they are equal for ASCII text.
+        """
+        if key[1] != other[1] or {key[0], other[0]} & {*_STATED}:
+            return False
+        states = [self.definitions[each].state()["states"] for each in (key, other)]
+        tensors = [[x for parts in state.values() for x in parts if isinstance(x, Tensor)] for state in states]
+        return all(map(torch.equal, *tensors))
 
     def _audited_confidence(self, source: str, event: str) -> AuditedConfidence:
         """Return the results of a definition, without a report if its confidences are degenerate."""
@@ -481,9 +462,9 @@ class AuditBuilder:
 _REPORTED = ("reported", "forecast")
 
 
-def _are_equal(a: Sequence[Array], b: Sequence[Array]) -> bool:
-    """Return True for equal columns."""
-    return len(a) == len(b) and all(map(np.array_equal, a, b))
+def _place_of(key: tuple[str, str]) -> int:
+    """Return the place of a definition in a table."""
+    return list(CONFIDENCES).index(key[0])
 
 
 def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[tuple[Any, ...]]:

@@ -25,7 +25,9 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     """Return the comparison of logs that were read with `keep`."""
     paths = [builder.log.path for builder in builders]
     by_name = dict(zip(_names_of(paths) if names is None else _checked(names, len(paths)), builders, strict=True))
-    shared = [key for key in builders[0].columns if all(key in each.columns for each in builders)]
+    audits = {name: builder.audit() for name, builder in by_name.items()}
+    audited = [{(each.source, each.event) for each in audit.confidences} for audit in audits.values()]
+    shared = [key for key in builders[0].columns if all(key in keys for keys in audited)]
     questions = [torch.cat(builder.questions) for builder in builders]
     keys = list(map(_keys_of, questions))
     if not shared:
@@ -61,7 +63,7 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     if not comparisons:
         raise InputError("Logs must have questions in common, got none. Check that they have the same identifiers.")
     return AuditComparison(
-        audits={name: builder.audit() for name, builder in by_name.items()},
+        audits=audits,
         comparisons=comparisons,
         n_paired=n_paired,
         notes=tuple(notes),
