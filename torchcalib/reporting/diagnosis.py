@@ -40,6 +40,8 @@ from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.selection import likelihood_ratio
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.bisection import bisect
+from torchcalib.ops.newton import SEPARABLE
+from torchcalib.ops.newton.fits import fit_temperature
 from torchcalib.reporting.decision import CandidateCause
 from torchcalib.results.decision import Kind
 
@@ -264,43 +266,22 @@ def _pairs(p: Predictions, w: Tensor) -> Tensor:
 
 
 def _tail(p: Predictions, w: Tensor, scale: float) -> list[CandidateCause]:
-    """Return a temperature for the other classes, from samples whose label is not the top class.
-
-    Newton's method finds the maximum of the log-likelihood, which is concave in 1 / T. A bracket bounds its steps.
-    """
+    """Return a temperature for the other classes, from samples whose label is not the top class."""
     rows = ((p.target != p.rows.top) & (w > 0)).nonzero().squeeze(-1)
     weights = w[rows]
     if float(weights.sum()) * scale < _MIN_ROWS:
         return []
     piece = p.part(rows)
-    label = piece.target.unsqueeze(-1)
-    log_q = piece.log_probs.double().scatter(-1, piece.rows.top.unsqueeze(-1), -math.inf).log_softmax(-1)
-    is_possible = log_q.isfinite()
-    finite = log_q.masked_fill(~is_possible, 0)
+    scores = piece.log_probs.double().scatter(-1, piece.rows.top.unsqueeze(-1), -math.inf)
+    fit = fit_temperature(scores.unsqueeze(0), piece.target.unsqueeze(0), weights.expand(1, 1, -1))
+    slope = _MAX_SLOPE if int(fit.outcome) == SEPARABLE else min(float(fit.alpha), _MAX_SLOPE)
 
-    def evaluate(slope: float) -> tuple[float, float, float]:
-        """Return the log-likelihood and its first two derivatives."""
-        log_p = (slope * finite).masked_fill(~is_possible, -math.inf).log_softmax(-1)
-        q = log_p.exp()
-        mean = (q * finite).sum(-1)
-        variance = (q * finite.square()).sum(-1) - mean.square()
-        values = log_p.gather(-1, label)[:, 0], finite.gather(-1, label)[:, 0] - mean, -variance
-        total, first, second = torch.stack([(weights * each).sum() for each in values]).tolist()
-        return total, first, second
+    def log_likelihood(slope: float) -> float:
+        log_p = (slope * scores).masked_fill(scores.isinf(), -math.inf).log_softmax(-1)
+        return float((weights * log_p.gather(-1, piece.target.unsqueeze(-1))[:, 0]).sum())
 
-    before, first, second = evaluate(1.0)
-    low, high, slope, after = 0.0, _MAX_SLOPE, 1.0, before
-    for _ in range(50):
-        low, high = (slope, high) if first > 0 else (low, slope)
-        step = slope - first / second if second < 0 else math.nan
-        following = step if low < step < high else (low + high) / 2
-        is_last = abs(following - slope) < 1e-9
-        slope = following
-        after, first, second = evaluate(slope)
-        if is_last:
-            break
-    value = 1 / slope if slope > 1e-6 else math.inf
-    return [CandidateCause("other classes", 2 * scale * (after - before), 1, value=value)]
+    statistic = 2 * scale * (log_likelihood(slope) - log_likelihood(1.0))
+    return [CandidateCause("other classes", statistic, 1, value=1 / slope if slope > 1e-6 else math.inf)]
 
 
 def _swapped(
