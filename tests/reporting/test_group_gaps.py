@@ -13,7 +13,6 @@ import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.display.words import p_words, significant
-from torchcalib.reporting.findings import Labels
 from torchcalib.reporting.groups import GroupGaps, signed_roots
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.contents import key_numbers
@@ -88,7 +87,7 @@ def test_alarms_of_40_labels_of_rare_events_hold_their_level():
     bins = EqualWidthBins("classwise", 15, right=False, with_noise=True)
     read = InputFormat("multilabel", num_classes=40).read
     sets = (bins.from_predictions(read(*each, None, batch_shape=())) for each in zip(p, y, strict=True))
-    alarms = [Labels.from_bins(torch.ones(40), each, 1.0).worst.p_value < 0.05 for each in sets]
+    alarms = [GroupGaps.from_bins(range(40), each, 1.0).worst_label.p_value < 0.05 for each in sets]
     assert sum(alarms) <= 9  # two standard errors more
 
 

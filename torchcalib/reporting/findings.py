@@ -10,19 +10,11 @@ from torch import Tensor
 
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, rounded, significant
-from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, Z, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.groups import (
-    GroupGaps,
-    cells_of,
-    large_groups,
-    p_values_of_roots,
-    roots_of_gaps,
-    scores_of_gaps,
-)
+from torchcalib.reporting.groups import GroupGaps
 from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
@@ -110,42 +102,6 @@ def _sign(z: float) -> int:
     return 0 if not abs(z) >= Z else 1 if z > 0 else -1
 
 
-class Labels(NamedTuple):
-    """Tests of each label of a multi-label task."""
-
-    p_values: Tensor  # p-value of ECE of each label `(L,)`, adjusted for the number of labels (Holm 1979)
-    cells: BinCells  # bins of each label `(L, B)`, with the noise of clusters
-    # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; NaN for a label that is not large
-    roots: Tensor = torch.zeros(0, 2, device="cpu")
-    scores: Tensor = torch.zeros(0, device="cpu")  # see `scores_of_gaps`, `(L,)`
-
-    @classmethod
-    def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:
-        """Return the tests of labels from their bins `(L, B)`; `effect` is the design effect of clusters."""
-        cells = cells_of(bins, effect)
-        is_small = ~large_groups(cells)
-        roots = roots_of_gaps(cells).masked_fill(is_small.unsqueeze(-1), torch.nan)
-        scores = scores_of_gaps(cells).masked_fill(is_small, 0)
-        return cls(p_values, cells, roots, scores)
-
-    @property
-    def miscalibrated(self) -> list[int]:
-        """Labels with an adjusted p-value below 5%, the smallest first."""
-        order: list[int] = self.p_values.argsort(stable=True).tolist()
-        return [label for label in order if float(self.p_values[label]) < LEVEL]
-
-    @property
-    def worst(self) -> CandidateCause:
-        """Largest evidence for a fault of one label, and the significant label with the largest ECE."""
-        p = p_values_of_roots(self.roots)
-        found = (p < LEVEL).nonzero().squeeze(-1).tolist()
-        sizes = (self.cells.share * self.cells.gap.abs()).sum(-1).tolist()
-        which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
-        n_tested = max(1, int(self.roots[:, 0].isfinite().sum()))
-        statistic, gap = float(self.scores.max()), float(self.roots[which, 0])
-        return CandidateCause("bad label", statistic, 2, n_tested, which, gap=gap, tail=float(p.min()))
-
-
 class Findings:
     """Evidence for causes of miscalibration, and the cause with the most evidence.
 
@@ -196,19 +152,16 @@ class Findings:
         self.groups = None
         if data.groups is not None and data.groups[0]:
             self.groups = GroupGaps.from_bins(*data.groups, design_effect)
+        self.label_p_values = label_p_values
         self.labels = None
         if label_p_values is not None:
-            self.labels = Labels.from_bins(label_p_values, bins, design_effect)
+            self.labels = GroupGaps.from_bins(range(len(label_p_values)), bins, design_effect)
         found = [] if self.evidence is None else list(self.evidence.candidates)
         groups = self.groups if self.groups is not None and len(self.groups.names) > 1 else None
         # Without the predictions, faults that all groups share are not tested, such as a temperature.
         if groups is not None and (self.evidence is not None or groups.p_value_of_differences() < LEVEL):
-            p, statistic = p_values_of_roots(groups.roots), float(scores_of_gaps(groups.cells).max())
-            index = int(groups.roots.abs().argmax()) // 2
-            gap, slope = groups.roots[index].tolist()
-            n_groups = len(groups.names)
-            found.append(CandidateCause("bad group", statistic, 2, n_groups, index, slope, gap, tail=float(p.min())))
-        self.candidates = found if self.labels is None else [*found, self.labels.worst]
+            found.append(groups.worst_group)
+        self.candidates = found if self.labels is None else [*found, self.labels.worst_label]
         self.cause = self._cause()
         # With a reversed order of confidences, no positive scale is best.
         self.is_reversed = (
@@ -489,7 +442,8 @@ def _untestable(found: Findings) -> Decision | None:
         cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
         action = "Check that `target` is the right array, and evaluate more data."
         return Decision("one class", "", verdict, cause, action)
-    empty = [] if found.labels is None else (found.labels.cells.n.sum(-1) == 0).nonzero().squeeze(-1).tolist()
+    is_empty = found.data.main_bins.n.sum(-1) == 0
+    empty = [] if found.labels is None else is_empty.nonzero().squeeze(-1).tolist()
     if found.n_clusters is not None and found.n_clusters < 2:
         cause = "All rows are in one cluster, and tests and intervals need several clusters."
         action = "Evaluate more clusters, or omit `clusters` if rows are independent."
@@ -538,11 +492,18 @@ def _with_cause(found: Findings, cause: CandidateCause, stage: CalibrationStage 
 
 def _affected_labels(found: Findings) -> str:
     """Return a sentence on the number of miscalibrated labels; empty for other tasks, or if none is significant."""
-    if found.labels is None or not (labels := found.labels.miscalibrated):
+    p_values = found.label_p_values
+    labels = [] if p_values is None else significant_labels(p_values)
+    if p_values is None or not labels:
         return ""
-    n = len(found.labels.p_values)
+    n = len(p_values)
     which = "" if len(labels) == n else f": {found.names(labels)}"
     return f"{len(labels)} of {n} labels {'is' if len(labels) == 1 else 'are'} significantly miscalibrated{which}. "
+
+
+def significant_labels(p_values: Tensor) -> list[int]:
+    """Return the labels with an adjusted p-value below 5%, the smallest first."""
+    return [k for k in p_values.argsort(stable=True).tolist() if p_values[k] < LEVEL]
 
 
 def _action(found: Findings, cause: CandidateCause, kind: Kind, stage: CalibrationStage | None) -> str:
@@ -670,11 +631,10 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             )
         case "bad label":
             assert found.labels is not None  # the cause is only considered with labels
-            name, cells = found.name(cause.which), found.labels.cells
+            name = found.name(cause.which)
             if not _sign(cause.gap):
                 return f"Probabilities of {name} are not spread correctly.", f"miscalibrated for {name}"
-            n, *sums = (float(x[cause.which].sum()) for x in (cells.n, cells.expected, cells.outcomes))
-            return _bias_of(name, sums[0] / n, sums[1] / n)
+            return _bias_of(name, *found.labels.gap_of(found.labels.names.index(cause.which))[:2])
         case "bad group":
             assert found.groups is not None  # the cause is only considered with groups
             name = short_name(found.groups.names[cause.which], _NAME_LENGTH)

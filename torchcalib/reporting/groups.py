@@ -1,4 +1,4 @@
-"""Tests of the calibration of groups, from their sums over bins.
+"""Tests of the calibration of groups, or of the labels of a multi-label task, from their sums over bins.
 
 A group has two statistics S = sum_k x_k D_k over its bins k, where D_k is the sum of outcomes minus confidences. With
 x = 1, S is the mean gap. With the log-odds of the mean confidence as x, it is the slope of the gaps: the derivative of
@@ -9,7 +9,7 @@ small group. The tests therefore use the signed root r* of its deviance, which i
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torchcalib.functional.binned import rmsce_from_bins
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
 from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.bisection import bisect_each
+from torchcalib.reporting.decision import LEVEL, CandidateCause
+from torchcalib.results.decision import Kind
 
 _MIN_VARIANCE = 3.0  # smallest variance of the number of independent outcomes in a group that is tested
 _SMALLEST = 1e-4  # confidences are clipped to [1e-4, 1 - 1e-4] before their log-odds are computed
@@ -28,15 +30,15 @@ _N_BISECTIONS = 64
 
 
 class GroupGaps(NamedTuple):
-    """Gaps of the large groups. A group is large if the number of outcomes has a variance of at least 3."""
+    """Gaps of the large groups or labels, for which the number of outcomes has a variance of at least 3."""
 
-    names: tuple[str, ...]
+    names: tuple[Any, ...]  # of the groups, or indices of the labels
     bins: BinStats  # bins of each group, with all labels in one axis, `(G, K)`
     cells: BinCells  # the same bins, with the noise of clusters
     roots: Tensor  # signed roots of mean gap and slope `(G, 2)`, standard normal under calibration
 
     @classmethod
-    def from_bins(cls, names: Sequence[str], bins: BinStats, effect: float = 1.0) -> Self:
+    def from_bins(cls, names: Sequence[Any], bins: BinStats, effect: float = 1.0) -> Self:
         """Return the gaps of groups from their bins `(G, B)` or `(G, L, B)`; `effect` is the design effect."""
         sums = bins.sums
         bins = replace(bins, sums=sums if sums.dim() == 3 else sums.movedim(1, -2).flatten(-2), noise_flag=None)
@@ -45,6 +47,28 @@ class GroupGaps(NamedTuple):
         cells = cells.map(lambda x: x[index])
         roots = roots_of_gaps(cells)
         return cls(tuple(names[k] for k in index.tolist()), replace(bins, sums=bins.sums[index]), cells, roots)
+
+    @property
+    def worst_group(self) -> CandidateCause:
+        """Largest evidence for a fault of one group, and the group with the largest root. There must be a group."""
+        index = int(self.roots.abs().argmax()) // 2
+        gap, slope = self.roots[index].tolist()
+        return self._cause("bad group", index)._replace(value=slope, gap=gap)
+
+    @property
+    def worst_label(self) -> CandidateCause:
+        """Largest evidence for a fault of one label, and the significant label with the largest ECE."""
+        if not self.names:
+            return CandidateCause("bad label", 0.0, 2, which=0, tail=1.0)
+        p = p_values_of_roots(self.roots)
+        found = (p < LEVEL).nonzero().squeeze(-1).tolist()
+        sizes = (self.cells.share * self.cells.gap.abs()).sum(-1).tolist()
+        which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
+        return self._cause("bad label", self.names[which])._replace(gap=float(self.roots[which, 0]))
+
+    def _cause(self, kind: Kind, which: int) -> CandidateCause:
+        statistic, p = float(scores_of_gaps(self.cells).max()), p_values_of_roots(self.roots)
+        return CandidateCause(kind, statistic, 2, len(self.names), which, tail=float(p.min()))
 
     def p_value_of_differences(self) -> float:
         """Return the p-value of the hypothesis that all groups have the same frequency at the same confidence.
@@ -133,13 +157,9 @@ def scores_of_gaps(cells: BinCells) -> Tensor:
 
 
 def p_values_of_roots(roots: Tensor) -> Tensor:
-    """Return the p-value of the larger root of each group `(G,)`, times the number of all roots (Bonferroni).
-
-    A group with roots of NaN is not tested: its p-value is 1.
-    """
-    n_tests = roots.isfinite().sum()
-    p: Tensor = n_tests * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))
-    return p.clamp(max=1).nan_to_num(1)
+    """Return the p-value of the larger root of each group `(G,)`, times the number of all roots (Bonferroni)."""
+    p: Tensor = roots.numel() * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))
+    return p.clamp(max=1)
 
 
 def roots_of_differences(cells: BinCells) -> Tensor:
