@@ -7,7 +7,7 @@ import pytest
 from helpers.shards import assert_same, data_set
 
 import torchcalib as tc
-from torchcalib.reporting.reading import builder_of
+from torchcalib.results.report import Report
 
 pa = pytest.importorskip("pyarrow")
 
@@ -74,7 +74,7 @@ def report_of(table, **options):
     """Return the report of a table in one process."""
     names = ("preds", "target", "weights", "groups", "clusters", "from_logits", "task", "class_names")
     opening = {"frame": table, **{name: options.pop(name, None) for name in names}}
-    return replace(builder_of((), opening, **options).report(), task_is_inferred=opening["task"] is None)
+    return Report._read((), opening, **options)
 
 
 def comparison_of(table, **options):

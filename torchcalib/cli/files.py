@@ -51,13 +51,13 @@ def read(arguments: argparse.Namespace, files: PredictionFiles, update: Callable
 
 def read_builder(arguments: argparse.Namespace, paths: Sequence[Path], **settings: Any) -> "ReportBuilder":
     """Read prediction files into a builder for reports. `settings` are further arguments of `ReportBuilder`."""
-    from torchcalib.reporting.reading import builder_for  # `torchcalib metric` does not need reports
+    from torchcalib.reporting.building import ReportBuilder  # `torchcalib metric` does not need reports
 
     files = opened(arguments, paths)
     for name in ("n_bins", "right", "nan_policy"):
         if hasattr(arguments, name):
             settings[name] = getattr(arguments, name)
-    builder = builder_for(files, **settings)
+    builder = ReportBuilder(**{**settings, **files.settings})
     read(arguments, files, lambda rows: builder.update(**rows.arguments))
     return builder
 

@@ -24,7 +24,6 @@ from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.catalogue import check_size
-from torchcalib.reporting.reading import builder_for
 from torchcalib.reporting.render import terminal
 from torchcalib.results.report import Report
 
@@ -101,8 +100,8 @@ def _settings_of_cases(arguments: argparse.Namespace, preds: Tensor, target: Ten
 
 def _accumulated(arguments: argparse.Namespace, files: PredictionFiles) -> tuple[ReportBuilder, list[str]]:
     """Return a builder with the rows of all files, and remarks on files with equal targets."""
-    builder = builder_for(
-        files,
+    builder = ReportBuilder(
+        **files.settings,
         n_bins=arguments.n_bins,
         right=arguments.right,
         safe_threshold=arguments.safe_threshold,

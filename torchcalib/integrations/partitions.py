@@ -21,7 +21,6 @@ from torchcalib.io.text import hashes_of
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.reporting.comparison.reading import settings_of
-from torchcalib.reporting.reading import builder_for
 from torchcalib.results.comparison import Comparison
 from torchcalib.results.report import Report
 
@@ -182,7 +181,7 @@ class Partitions:
             if builder is None and self.systems:
                 builder = ComparisonBuilder(**{**self.settings, **settings_of(files)})
             elif builder is None:
-                builder = builder_for(first, **self.settings)
+                builder = ReportBuilder(**{**self.settings, **first.settings})
             elif not self.systems:
                 builder.source += first.source  # raises an error for other columns or dtypes
             for parts in zip(*(each.chunks(2 * PIECE_BYTES) for each in files.values()), strict=True):

@@ -53,6 +53,18 @@ class PredictionFiles(Conversion):
         return "confidence" if self.source.are_confidences else self.task
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of a `ReportBuilder` for the rows. The last axis in a file contains the classes."""
+        return {
+            "source": self.source,
+            "task": self.task_of_report,
+            "from_logits": self.source.from_logits,
+            "class_axis": -1,
+            "class_names": self.source.class_names or None,
+            "ignore_index": self.ignore_index,
+        }
+
+    @property
     def ignore_index(self) -> int | None:
         """Label of ignored rows in the targets of `chunks`."""
         return ignored(self.ignored_label, self.classes) if self.task == "multiclass" else self.ignored_label

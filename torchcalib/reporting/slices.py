@@ -11,7 +11,7 @@ overlap.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations as subsets
 from typing import Any, NamedTuple, Unpack
@@ -35,7 +35,7 @@ from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.functional.binned import ece_from_bins
 from torchcalib.inference.clusters import random_signs
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
-from torchcalib.inference.sample_size import LEVEL, POWER
+from torchcalib.inference.sample_size import POWER
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.io.errors import shown
@@ -43,6 +43,7 @@ from torchcalib.io.text import combinations, parts_of_combinations
 from torchcalib.ops.segments import cell_sums
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.groups import cells_of, clipped_log_odds
+from torchcalib.reporting.testing import step_down
 from torchcalib.results.group_table import shrunk_to_mean
 from torchcalib.results.slice_table import SliceTable
 
@@ -207,7 +208,7 @@ class _SearchTest(NamedTuple):
 
         if by_cluster is None:
             observed = larger((cells.outcomes - cells.expected).unsqueeze(0))[0]
-            return cls(observed, *_step_down(observed, simulated()), torch.ones_like(observed))
+            return cls(observed, *step_down(observed, simulated()), torch.ones_like(observed))
         # The variance of a slice is the sum of squares of its clusters. It is too small if no rare outcome occurred. It
         # is therefore at least that of independent rows, times the design effect of all slices of the same columns.
         sums = slices.sums(by_cluster.movedim(1, 0))  # (S, C, 2)
@@ -224,31 +225,9 @@ class _SearchTest(NamedTuple):
             (torch.einsum("rc,sck->rsk", each, sums) / robust.sqrt()).nan_to_num(0).abs().amax(-1)
             for each in torch.split(signs, _SIGNS_AT_ONCE)
         )
-        tests = [_step_down(observed, replicates) for replicates in (simulated(), flipped)]
+        tests = [step_down(observed, replicates) for replicates in (simulated(), flipped)]
         p_values, critical = zip(*tests, strict=True)
         return cls(observed, p_values[0].maximum(p_values[1]), max(critical), effect[:, 0])
-
-
-def _step_down(observed: Tensor, replicates: Iterable[Tensor]) -> tuple[Tensor, float]:
-    """Return the adjusted p-value of each slice `(S,)`, and the critical value of the largest statistic.
-
-    `observed` are the statistics `(S,)`, and `replicates` those of calibrated models `(r, S)`.
-
-    Reference:
-        Westfall, Young: Resampling-based multiple testing (Wiley 1993), algorithm 2.8: step-down max-T. A hypothesis
-        is that all rows of a slice are calibrated. The null distribution of true hypotheses therefore does not depend
-        on the others (subset pivotality, sec. 2.2).
-    """
-    order = observed.argsort(descending=True)
-    exceeding, greatest = torch.zeros_like(observed), []
-    for simulated in replicates:
-        # Largest statistic of this slice and of those below it
-        successive = simulated[:, order].flip(-1).cummax(-1).values.flip(-1)
-        exceeding += (successive >= observed[order] - 1e-9).sum(0)
-        greatest.append(successive[:, 0])
-    largest = torch.cat(greatest)
-    p_values = ((1 + exceeding) / (len(largest) + 1)).cummax(0).values
-    return torch.empty_like(p_values).index_copy(0, order, p_values), float(largest.quantile(1 - LEVEL))
 
 
 def _slice_weights(cells: BinCells) -> Tensor:

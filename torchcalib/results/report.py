@@ -18,6 +18,7 @@ from torchcalib.core.tasks import checked_names, cluster_ids, outcomes_of, per_s
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent, printable, printable_lines
 from torchcalib.io.errors import shown
+from torchcalib.io.opening import PIECE_BYTES, open_predictions
 from torchcalib.results.base import Results, above, plain
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision
@@ -399,8 +400,13 @@ class Report(Results[float]):
 
     @classmethod
     def _read(cls, paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> "Report":
-        """Return the report of files or of a table; for the arguments see `torchcalib.reporting.reading.builder_of`."""
-        builder = above("torchcalib.reporting.reading:builder_of")(paths, opening, **settings)
+        """Return the report of files, or of a table; `opening` has the arguments of `open_predictions`."""
+        paths = paths[0] if len(paths) == 1 and isinstance(paths[0], list | tuple) else paths
+        shared = {name: settings[name] for name in ("nan_policy", "ignore_index") if name in settings}
+        files = open_predictions(paths, **opening, **shared)
+        builder = above("torchcalib.reporting.building:ReportBuilder")(**{**settings, **files.settings})
+        for rows in files.chunks(PIECE_BYTES):
+            builder.update(**rows.arguments)
         found: Report = replace(builder.report(), task_is_inferred=opening["task"] is None)
         return found
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.resampling import Interval, nominal_tail
-from torchcalib.reporting.testing import LEVEL, interval_of
+from torchcalib.reporting.testing import LEVEL, interval_of, step_down
 from torchcalib.results.lines import (
     Better,
     ComparedLine,
@@ -217,10 +217,9 @@ def _difference(values: Pair, better: Better, test: PairTest | None, adjusted: f
 
 
 def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
-    """Return p-values adjusted for all differences (family-wise error rate, step-down max-T).
+    """Return p-values adjusted for all differences; see `step_down`.
 
-    The k-th largest distance is compared with the largest standardised replicate of the differences that are not more
-    significant. Each difference contributes the replicates of the set that decides its p-value. Those of the bootstrap
+    Each difference contributes the replicates of the set that decides its p-value. Those of the bootstrap
     and of bins share random numbers. Null replicates of rank-based errors are independent of them, which makes the
     adjustment conservative.
 
@@ -228,18 +227,12 @@ def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
         Westfall and Young, as above; Romano, Wolf: Exact and approximate stepdown methods for multiple hypothesis
         testing (Journal of the American Statistical Association, 2005).
     """
-    tested = sorted(
-        ((test, k) for k, test in enumerate(family) if test is not None), key=lambda pair: -float(pair[0].distance)
-    )
+    tested = [(k, test) for k, test in enumerate(family) if test is not None]
     adjusted: list[float | None] = [None] * len(family)
-    if not tested:
-        return adjusted
-    n_replicates = min(len(test.standardised) for test, _ in tested)
-    rows = torch.stack([test.standardised[:n_replicates].abs() for test, _ in tested])
-    largest = rows.flip(0).cummax(0).values.flip(0)  # over this difference and all with smaller distances
-    p_value = 0.0
-    for (test, k), row in zip(tested, largest, strict=True):
-        at_least = int((row >= test.distance).sum())
-        p_value = max(p_value, (1 + at_least) / (n_replicates + 1))
-        adjusted[k] = max(p_value, float(test.p_value))
+    if tested:
+        n_replicates = min(len(test.standardised) for _, test in tested)
+        replicates = torch.stack([test.standardised[:n_replicates].abs() for _, test in tested], -1)
+        p_values, _ = step_down(torch.stack([test.distance for _, test in tested]), [replicates])
+        for (k, test), p_value in zip(tested, p_values.tolist(), strict=True):
+            adjusted[k] = max(p_value, float(test.p_value))
     return adjusted

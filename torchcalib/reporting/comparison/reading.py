@@ -7,13 +7,12 @@ from torch import Tensor
 
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
-from torchcalib.reporting.reading import shared_settings
 
 
 def settings_of(files: Mapping[str, PredictionFiles]) -> dict[str, Any]:
     """Return the arguments of `ComparisonBuilder` that the files of all systems determine."""
-    from_logits = {name: predictions.source.from_logits for name, predictions in files.items()}
-    return {"names": tuple(files), "from_logits": from_logits, **shared_settings(next(iter(files.values())))}
+    shared = {name: value for name, value in next(iter(files.values())).settings.items() if name != "source"}
+    return {**shared, "names": tuple(files), "from_logits": {name: x.source.from_logits for name, x in files.items()}}
 
 
 def batches_of(files: Mapping[str, PredictionFiles]) -> Iterator[tuple[int, dict[str, Any]]]:
