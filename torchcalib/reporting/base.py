@@ -22,6 +22,16 @@ class Builder(ABC):
         # Identifiers of all merged builders, to reject a second merge, and a digest of their rows, empty if unknown
         self._parts: dict[str, str] = {}
 
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All arguments of the builder, as a dict of plain Python values."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int | None:
+        """Number of classes of the predictions; None for a binary task, and before the first batch."""
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
@@ -84,6 +94,30 @@ class Builder(ABC):
         with loading(cls.KIND, name, cls._WRITERS):
             return cls.of_state(content_of(content, cls.KIND))
 
+    def _check_other(self, other: Self) -> None:
+        """Raise ValueError if another builder has other arguments or classes, or a part of this one."""
+        mine, theirs = self.settings, other.settings
+        if None not in (self.num_classes, other.num_classes):
+            mine["classes"], theirs["classes"] = self.num_classes, other.num_classes
+        names = [name for name in mine if mine[name] != theirs.get(name, mine[name]) and name != "validate_args"]
+        if names:
+            found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in names)
+            raise ValueError(
+                f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
+            )
+        shared = [part for part in other._parts if part in self._parts]
+        changed = [part for part in shared if self._parts[part] != other._parts[part]]
+        if changed:
+            raise ValueError(
+                f"Part {shown(changed[0])} must have the same rows in all states, got different rows in two of them. "
+                "Merge states of one run, in which the rows of a partition do not change."
+            )
+        if shared:
+            raise ValueError(
+                "`other` must contain no predictions of this builder, got a part that was merged before. "
+                "Merge each builder once."
+            )
+
     def _take_parts(self, state: Mapping[str, Any]) -> None:
         """Take the identifiers of merged builders from a state."""
         self._parts = dict(saved_value(state, "parts", dict))
@@ -99,27 +133,12 @@ def with_saved_axis(input_format: InputFormat, state: Mapping[str, Any]) -> Inpu
     return input_format if axis is None else input_format.preferring(axis)
 
 
-def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise ValueError if the arguments of two builders differ, except for checks of their input."""
-    names = [name for name in mine if mine[name] != theirs.get(name, mine[name]) and name != "validate_args"]
-    if names:
-        found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in names)
+def agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:
+    """Return whether two builders have groups, clusters or ids; None for builders without predictions."""
+    given = {mine, theirs} - {None}
+    if len(given) > 1:
         raise ValueError(
-            f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
+            f"`other` must have {name} if this builder has {name}, got {name} in only one of them. "
+            f"Pass `{name}` to `update` of both builders."
         )
-
-
-def check_distinct(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Raise ValueError if two builders have a part in common, by the identifiers and digests of their parts."""
-    shared = [part for part in theirs if part in mine]
-    changed = [part for part in shared if mine[part] != theirs[part]]
-    if changed:
-        raise ValueError(
-            f"Part {shown(changed[0])} must have the same rows in all states, got different rows in two of them. Merge "
-            "states of one run, in which the rows of a partition do not change."
-        )
-    if shared:
-        raise ValueError(
-            "`other` must contain no predictions of this builder, got a part that was merged before. "
-            "Merge each builder once."
-        )
+    return next(iter(given), None)

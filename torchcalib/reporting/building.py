@@ -44,7 +44,7 @@ from torchcalib.io.source import Source
 from torchcalib.io.text import parts_of_group, shown_group
 from torchcalib.io.writing import write_whole
 from torchcalib.reporting.assembling import report_of
-from torchcalib.reporting.base import Builder, check_distinct, check_same, with_saved_axis
+from torchcalib.reporting.base import Builder, agreed, with_saved_axis
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, bins_of, catalogue_of, check_size, counts_of
@@ -93,13 +93,13 @@ class ReportBuilder(Builder):
         super().__init__()
         self.source = source
         self._options = ReportOptions.from_arguments(task, options)
-        self._format, self._task = self._options.input_format, self._options.task
+        self.input_format = self._options.input_format  # with the number of classes after the first batch
         self._has_groups: bool | None = None  # None before the first batch
         self._has_clusters: bool | None = None
         self._has_items = False  # whether an item on the first axis has several samples, such as pixels
         self._axis = -1  # class axis of the last batch; `fit` passes it to calibrators
         self._evidence = Evidence()  # evidence for mistakes in the batches of this builder, which is not saved
-        self._buffer = PredictionBuffer(self._format)
+        self._buffer = PredictionBuffer(self.input_format)
         # Operations on the sums and samples, and their states, by name. Both are empty until the first batch determines
         # the number of classes.
         self._kinds: dict[str, Any] = {}
@@ -127,14 +127,14 @@ class ReportBuilder(Builder):
             clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
                 different clusters are treated as independent. Pass clusters with all batches or with none.
         """
-        preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self._format.conversion)
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
         evidence = replace(self._evidence)
-        p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
+        p = self.input_format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
-        input_format = replace(self._format, num_classes=num_classes_of(self._format, preds, target))
+        input_format = replace(self.input_format, num_classes=num_classes_of(self.input_format, preds, target))
         check_name_count(self._options.class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
@@ -152,11 +152,11 @@ class ReportBuilder(Builder):
             elif (are_whole or not is_ranked(kind)) and (clusters is not None or not isinstance(kind, ClusterState)):
                 batch[name] = kind.detach(kind.from_predictions(p))
         buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
-        states, axis = self._sum(kinds, self._states, batch), self._format.resolved(preds, target).axis
+        states, axis = self._sum(kinds, self._states, batch), self.input_format.resolved(preds, target).axis
         input_format = input_format.following(preds, target)
         # An interrupted update changes nothing: no call of the package follows.
         self._kinds, self._states, self._buffer, self._evidence = kinds, states, buffer, evidence
-        self._axis, self._format = axis, input_format
+        self._axis, self.input_format = axis, input_format
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or {uuid4().hex: ""}
@@ -183,10 +183,11 @@ class ReportBuilder(Builder):
         ranked = self._ranked
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         too_many = bool(self._statistic(BY_CLASS).total.sum() > MAX_COPIES)
-        names = [name for name in (*self._catalogue.accumulators, *counts_of(self._task)) if name in self._states]
+        names = [*self.catalogue.accumulators, *counts_of(self._options.task)]
+        names = [name for name in names if name in self._states and not (too_many and name in ranked)]
         return Data(
-            catalogue=self._catalogue,
-            statistics={name: self._statistic(name) for name in names if not (too_many and name in ranked)},
+            catalogue=self.catalogue,
+            statistics={name: self._statistic(name) for name in names},
             has_labels=too_many or all(kind.has_labels(self._states[name]) for name, kind in ranked.items()),
             predictions=p,
             why_not=why_not,
@@ -200,11 +201,11 @@ class ReportBuilder(Builder):
         )
 
     @property
-    def _catalogue(self) -> Catalogue:
+    def catalogue(self) -> Catalogue:
+        """The metrics of the report."""
         options = self._options
-        return catalogue_of(
-            self._task, **options.bins, are_confidences=options.are_confidences, with_classes=options.with_classes
-        )
+        kind = {"are_confidences": options.are_confidences, "with_classes": options.with_classes}
+        return catalogue_of(options.task, **options.bins, **kind)
 
     @property
     def _is_buffered(self) -> bool:
@@ -213,7 +214,7 @@ class ReportBuilder(Builder):
     @property
     def main_bins(self) -> BinStats:
         """Sums over the equal-width bins of the main mode. There must be predictions."""
-        bins: BinStats = self._statistic(bins_of(self._catalogue.modes[0]))
+        bins: BinStats = self._statistic(bins_of(self.catalogue.modes[0]))
         return bins
 
     def _statistic(self, name: str) -> Any:
@@ -312,9 +313,14 @@ class ReportBuilder(Builder):
                 "Call `calibrator.fit(preds, target)`."
             )
         self._dropped()
-        fit = fitted(calibrator, self._buffer.predictions(), self._axis, self._format.positive_classes)
+        fit = fitted(calibrator, self._buffer.predictions(), self._axis, self.input_format.positive_classes)
         fit.warn()
         return fit
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes of the predictions; None for a binary task, and before the first batch."""
+        return self.input_format.num_classes
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -334,23 +340,19 @@ class ReportBuilder(Builder):
             ValueError: if the arguments or file formats differ, or if `other` was merged before. The builder is then
                 unchanged.
         """
-        mine, theirs = self.settings, other.settings
-        if self._states and other._states:
-            mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
-        check_same(mine, theirs)
+        self._check_other(other)
         source = self.source or other.source
         if self._states and other._states:
             source = None if self.source is None or other.source is None else self.source + other.source
-        has_groups = _agreed("groups", self._has_groups, other._has_groups)
-        has_clusters = _agreed("clusters", self._has_clusters, other._has_clusters)
-        check_distinct(self._parts, other._parts)
+        has_groups = agreed("groups", self._has_groups, other._has_groups)
+        has_clusters = agreed("clusters", self._has_clusters, other._has_clusters)
         if other._states:
             kinds = self._kinds or other._kinds
             states, buffer = self._sum(kinds, self._states, other._states), self._buffer + other._buffer
             self._kinds, self._states, self._buffer, self._axis = kinds, states, buffer, other._axis
-        self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
-        if (axis := other._format.likely_axis) is not None:
-            self._format = self._format.preferring(axis)
+        self.input_format = replace(self.input_format, num_classes=self.num_classes or other.num_classes)
+        if (axis := other.input_format.likely_axis) is not None:
+            self.input_format = self.input_format.preferring(axis)
         self._has_groups, self._has_clusters = has_groups, has_clusters
         self._has_items |= other._has_items
         self._parts = self._parts | other._parts
@@ -459,9 +461,9 @@ class ReportBuilder(Builder):
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
-            "num_classes": self._format.num_classes,
+            "num_classes": self.input_format.num_classes,
             "class_axis": self._axis,
-            "likely_axis": self._format.likely_axis,
+            "likely_axis": self.input_format.likely_axis,
             "has_items": self._has_items,
             "parts": dict(sorted(self._parts.items())),
             "states": {name: list(self._kinds[name].parts(state)) for name, state in self._states.items()},
@@ -477,11 +479,11 @@ class ReportBuilder(Builder):
         saved = saved_value(state, "states", dict)
         if not saved:
             return builder
-        if builder._format.task != "binary":
-            builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
+        if builder.input_format.task != "binary":
+            builder.input_format = replace(builder.input_format, num_classes=saved_value(state, "num_classes", int))
         builder._axis = saved_value(state, "class_axis", int)
-        builder._format = with_saved_axis(builder._format, state)
-        kinds = builder._kinds_of(builder._format)
+        builder.input_format = with_saved_axis(builder.input_format, state)
+        kinds = builder._kinds_of(builder.input_format)
         by_cluster = {name for name, kind in kinds.items() if isinstance(kind, ClusterState)}
         ranked = {name for name, kind in kinds.items() if is_ranked(kind)}
         required = kinds.keys() - {_GROUPS} - by_cluster - ranked
@@ -494,7 +496,7 @@ class ReportBuilder(Builder):
         builder._has_groups, builder._has_clusters = _GROUPS in saved, by_cluster <= saved.keys()
         builder._has_items = saved_value(state, "has_items", bool)
         if builder._is_buffered:
-            builder._buffer = PredictionBuffer(builder._format).loaded(saved_value(state, "predictions", dict))
+            builder._buffer = PredictionBuffer(builder.input_format).loaded(saved_value(state, "predictions", dict))
         return builder
 
     def _sum(self, kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -509,7 +511,7 @@ class ReportBuilder(Builder):
         if num_classes is not None:
             check_size(task, num_classes, self._options.n_bins)
         kinds: dict[str, Any] = {}
-        accumulators = {**self._catalogue.accumulators, **counts_of(task)}
+        accumulators = {**self.catalogue.accumulators, **counts_of(task)}
         for name, accumulator in accumulators.items():
             if isinstance(accumulator, ExactSample):
                 lead = accumulator.leading_shape(task, num_classes)
@@ -526,17 +528,6 @@ class ReportBuilder(Builder):
                     shape = (n_clusters, *residuals.shape(task, num_classes))
                     kinds[name + _BY_CLUSTER] = ClusterState(SumsByPart(residuals, n_clusters, cluster_numbers), shape)
         return kinds
-
-
-def _agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:
-    """Return whether two builders have groups (or clusters); None for builders without predictions."""
-    given = {mine, theirs} - {None}
-    if len(given) > 1:
-        raise ValueError(
-            f"`other` must have {name} if this builder has {name}, got {name} in only one of them. "
-            f"Pass `{name}` to `update` of both builders."
-        )
-    return next(iter(given), None)
 
 
 def is_ranked(kind: Any) -> bool:

@@ -287,14 +287,13 @@ def catalogue_of(
     right: bool = False,
     *,
     are_confidences: bool = False,
-    with_noise: bool = True,
     with_classes: bool = True,
 ) -> Catalogue:
     """Return the metrics of a report.
 
     With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. The events of
-    their only mode, the top label, are those of the positive class. With `with_noise`, bins include sums of their noise
-    and, if they have a table, of their entropic calibration difference. Without `with_classes`, class-wise errors of a
+    their only mode, the top label, are those of the positive class. Bins include sums of their noise and, if they have
+    a table, of their entropic calibration difference. Without `with_classes`, class-wise errors of a
     multi-class task are omitted.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
@@ -319,8 +318,7 @@ def catalogue_of(
         if isinstance(accumulator, ScoreAccumulator):
             accumulator = replace(accumulator, by_class=True)
         elif isinstance(accumulator, EqualWidthBins):
-            with_ecd = with_noise and has_table(task, accumulator.mode)
-            accumulator = replace(accumulator, with_ecd=with_ecd, with_noise=with_noise)
+            accumulator = replace(accumulator, with_ecd=has_table(task, accumulator.mode), with_noise=True)
         elif not has_table(task, accumulator.mode):
             continue
         # Metrics with equal accumulators share a statistic.

@@ -110,11 +110,7 @@ class ReportOptions:
         return {
             "task": "confidence" if self.are_confidences else self.input_format.task,
             "class_names": list(self.class_names) or None,
-            **self.bins,
-            "safe_threshold": self.safe_threshold,
-            "with_calibration": self.with_calibration,
-            "with_intervals": self.with_intervals,
-            "with_classes": self.with_classes,
+            **{name: getattr(self, name) for name in ("n_bins", "right", *ONLY_REPORTS)},
             **{name: getattr(self.input_format, name) for name in _INPUT_SETTINGS},
         }
 

@@ -220,7 +220,7 @@ def test_parts_of_a_comparison_must_be_alike_and_different_and_have_clusters():
     without = ComparisonBuilder(tuple(logits), task="binary", from_logits=True, **FEW)
     first.merge(without)  # an empty part
     without.update(logits, target)
-    with pytest.raises(ValueError, match="`other` must have clusters or ids, as this builder, got none and clusters"):
+    with pytest.raises(ValueError, match="`other` must have clusters if this builder has clusters"):
         first.merge(without)
     other = ComparisonBuilder(tuple(logits), task="binary", from_logits=True, seed=7, **FEW)
     with pytest.raises(ValueError, match="must have the same arguments, got seed=7 instead of seed=0"):

@@ -157,7 +157,7 @@ def test_repeated_ids_and_other_targets_are_found_in_later_batches_and_parts():
         builder.merge(other)
     without = ComparisonBuilder(tuple(logits), task="binary", from_logits=True, **FEW)
     without.update(dict.fromkeys(logits, logits["sure"]), target["sure"])
-    with pytest.raises(ValueError, match="got ids and none"):
+    with pytest.raises(ValueError, match="`other` must have ids if this builder has ids"):
         without.merge(builder)
     assert builder.state_bytes() == before
 

@@ -43,7 +43,7 @@ from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.io.opening import PredictionFiles, open_predictions
-from torchcalib.reporting.base import Builder, check_distinct, check_same
+from torchcalib.reporting.base import Builder, agreed
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.reading import batches_of, settings_of
@@ -433,24 +433,16 @@ class ComparisonBuilder(Builder):
             ValueError: if the arguments differ, without clusters and ids, if a row is in both builders, or if `other`
                 was merged before. The builder is then unchanged.
         """
-        mine, theirs = self.settings, other.settings
-        if self._has_rows and other._has_rows:
-            mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
-        check_same(mine, theirs)
+        self._check_other(other)
+        agreed("clusters", self._has_clusters, other._has_clusters)
+        agreed("ids", self._has_ids, other._has_ids)
         if not other._has_rows:
             return
-        if self._has_rows:
-            kinds = [
-                " and ".join(name for name, has in (("clusters", x._has_clusters), ("ids", x._has_ids)) if has)
-                or "none"
-                for x in (other, self)
-            ]
-            if kinds[0] != kinds[1] or kinds[0] == "none":
-                raise ValueError(
-                    f"`other` must have clusters or ids, as this builder, got {kinds[0]} and {kinds[1]}. Pass `ids` or "
-                    "`clusters` to `update` of both, for example the numbers of the rows."
-                )
-        check_distinct(self._parts, other._parts)
+        if self._has_rows and not (self._has_clusters or self._has_ids):
+            raise ValueError(
+                "`other` must have clusters or ids, as this builder, got none. Pass `ids` or `clusters` to `update` of "
+                "both, for example the numbers of the rows."
+            )
         ids = self._ids or other._ids
         if self._ids is not None and other._ids is not None:
             check_type_of_ids({self._ids_are_text, other._ids_are_text})
@@ -524,8 +516,9 @@ class ComparisonBuilder(Builder):
         return self._ids is not None if self._has_rows else None
 
     @property
-    def _num_classes(self) -> int | None:
-        return next((n for each in self._systems.values() if (n := each.input_format.num_classes) is not None), None)
+    def num_classes(self) -> int | None:
+        """Number of classes of the predictions; None for a binary task, and before the first batch."""
+        return next((n for each in self._systems.values() if (n := each.num_classes) is not None), None)
 
     def _system(self, from_logits: bool) -> SystemBuilder:
         settings = {**self._options.to_dict(), "from_logits": from_logits, "nan_policy": "raise"}
@@ -727,7 +720,7 @@ class _SystemBatch(NamedTuple):
 
 def _check_classes(systems: Mapping[str, SystemBuilder]) -> None:
     """Raise ValueError if systems have different numbers of classes."""
-    found = {n: name for name, each in systems.items() if (n := each.input_format.num_classes) is not None}
+    found = {n: name for name, each in systems.items() if (n := each.num_classes) is not None}
     if len(found) > 1:
         (n, a), (other, b), *_ = found.items()
         raise ValueError(

@@ -54,7 +54,7 @@ from torchcalib.ops.count_moments import deviation_quantiles
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.sorting import order_of
 from torchcalib.reporting.building import ReportBuilder, is_ranked
-from torchcalib.reporting.catalogue import Catalogue, Member, check_size, values
+from torchcalib.reporting.catalogue import Member, check_size, values
 from torchcalib.reporting.comparison.differences import SystemReplicates
 from torchcalib.reporting.lines import Data
 
@@ -135,7 +135,7 @@ class SystemBuilder(ReportBuilder):
         task, num_classes = input_format.read_as, input_format.num_classes
         check_size(task, num_classes or 2, self._options.n_bins)
         kinds: dict[str, Any] = {}
-        for name, accumulator in self._catalogue.accumulators.items():
+        for name, accumulator in self.catalogue.accumulators.items():
             if isinstance(accumulator, ExactSample):
                 lead = accumulator.leading_shape(task, num_classes)
                 kinds[name] = SampledPartState(accumulator, lead, input_format.from_logits, (), None)
@@ -155,16 +155,6 @@ class SystemBuilder(ReportBuilder):
         added = super()._sum(kinds, states, more)
         sizes = {name: sum(x.numel() for x in added[name].scores) for name in added if is_ranked(kinds[name])}
         return {name: state for name, state in added.items() if sizes.get(name, 0) <= MAX_KEPT}
-
-    @property
-    def input_format(self) -> InputFormat:
-        """Format of the predictions, with the number of classes after the first batch."""
-        return self._format
-
-    @property
-    def catalogue(self) -> Catalogue:
-        """The metrics of a comparison."""
-        return self._catalogue
 
     @property
     def sums(self) -> dict[str, Partition[Any]]:

@@ -87,12 +87,12 @@ def _console() -> Console:
 
 
 @contextmanager
-def progress(total: int | None, description: str, shown: bool = True) -> Iterator[Callable[..., None]]:
+def progress(total: int | None, description: str) -> Iterator[Callable[..., None]]:
     """Show a progress bar if stderr is a terminal, and yield a function that advances it.
 
     Its arguments are a number of rows and, optionally, a new description.
     """
-    shown = shown and sys.stderr is not None and sys.stderr.isatty()
+    shown = sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
         task = bar.add_task(_escaped(description), total=total)
 
