@@ -20,7 +20,8 @@ LETTERS = "ABCDE"
 def read(log, open_options=None, **options):
     """Return the builder of an audit after reading a log, which takes much less time than its reports."""
     how = audit_builder.AuditOptions(15, False, False, audit.have_equal_text, None)
-    return audit.read_log(partial(audit.open_log, log, **(open_options or {})), replace(how, **options)).whole
+    opened = partial(audit.open_log, log, **(open_options or {}))
+    return audit.read_log(opened, replace(how, **options), keep=False)[None]
 
 
 def with_lines_only(monkeypatch):

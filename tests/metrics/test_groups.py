@@ -19,8 +19,8 @@ from torchcalib.core import pieces
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumState
 from torchcalib.inference import calibration_test
+from torchcalib.inference.adjustment import benjamini_hochberg, shrunk_to_mean
 from torchcalib.metrics import by_group
-from torchcalib.results.group_table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 some_cases = pytest.mark.parametrize("case", [case for case in CASES if str(case).startswith(NAMES)], ids=str)
@@ -313,8 +313,8 @@ def test_adjusted_p_values_equal_scipy():
     stats = pytest.importorskip("scipy.stats")
     p = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3
     p[7] = p[8]
-    close(adjusted_p_values(p), torch.from_numpy(stats.false_discovery_control(p.numpy())))
-    assert len(adjusted_p_values(p[:0])) == 0
+    close(benjamini_hochberg(p), torch.from_numpy(stats.false_discovery_control(p.numpy())))
+    assert len(benjamini_hochberg(p[:0])) == 0
 
 
 # Functions by group

@@ -12,8 +12,7 @@ from helpers.reports import QUICK, full_report, miscalibrated_data
 import torchcalib as tc
 from torchcalib.core.events import NamedMode
 from torchcalib.display.tables import to_html
-from torchcalib.inference import calibration_test
-from torchcalib.reporting.assembling import _adjusted
+from torchcalib.inference import adjustment, calibration_test
 from torchcalib.reporting.render.contents import key_numbers
 from torchcalib.results.lines import ClassLine
 
@@ -32,7 +31,8 @@ def holm(p_values):
 
 @pytest.mark.parametrize("p_values", [[0.01, math.nan, 0.04, 0.03, 0.9], [0.5, 0.5, 0.001], [math.nan], [0.2], []])
 def test_p_values_are_adjusted_by_the_method_of_holm(p_values):
-    assert _adjusted(torch.tensor(p_values, dtype=torch.float64)).tolist() == pytest.approx(holm(p_values), nan_ok=True)
+    found = adjustment.holm(torch.tensor(p_values, dtype=torch.float64))
+    assert found.tolist() == pytest.approx(holm(p_values), nan_ok=True)
 
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])

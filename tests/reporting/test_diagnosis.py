@@ -9,7 +9,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 import torchcalib as tc
 from torchcalib.calibration import BiasCorrection, TemperatureScaling
-from torchcalib.reporting.assembling import _adjusted
+from torchcalib.inference.adjustment import holm
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, cause_of
 from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
@@ -364,7 +364,7 @@ def test_labels_are_counted_with_the_adjustment_of_holm():
         ([0.026, 0.001, 0.9, 0.012, 0.0166], [1, 3, 4]),
         ([0.02, 0.03], [0, 1]),
     ):
-        assert significant_labels(_adjusted(torch.tensor(p_values))) == expected
+        assert significant_labels(holm(torch.tensor(p_values))) == expected
 
 
 def test_words_of_a_direction_need_a_significant_gap():

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchcalib.core.mistakes import MIN_ROWS
 from torchcalib.core.sums import BinStats
 from torchcalib.display.progress import part
 from torchcalib.functional.binned import ece_from_bins, esce_from_bins
+from torchcalib.inference.adjustment import holm
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.sample_size import detectable_gap
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in_words, run_error_test, run_error_tests
@@ -78,7 +78,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None
     tests = _class_tests(data)
-    label_p_values = None if tests is None or data.task != "multilabel" else _adjusted(tests[0].p_value)
+    label_p_values = None if tests is None or data.task != "multilabel" else holm(tests[0].p_value)
     findings = Findings(data, tested, class_names, effect, of_main.n_clusters, whole, label_p_values)
     stage = None if stage is None else stage.advised(findings.worthwhile, is_faulty=findings.is_faulty)
     decision = decide(findings, stage)
@@ -191,7 +191,7 @@ def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | No
     if tests is not None:
         ece, esce = tests
         columns["noise_floor"] = ece.noise_floor
-        columns["p_value"], columns["gap_p_value"] = _adjusted(ece.p_value), _adjusted(esce.p_value)
+        columns["p_value"], columns["gap_p_value"] = holm(ece.p_value), holm(esce.p_value)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return tuple(ClassLine(index, **dict(zip(columns, row, strict=True))) for index, row in enumerate(rows))
 
@@ -209,21 +209,6 @@ def _class_tests(data: Data) -> tuple[CalibrationTest, CalibrationTest] | None:
     n_replicates = min(max(_MIN_REPLICATES, 40 * len(data.priors)), max(_LEAST_REPLICATES, most))
     tests = run_error_tests(errors, bins, clusters=clusters, n_replicates=n_replicates)
     return tests["ece"], tests["esce"]
-
-
-def _adjusted(p_values: Tensor) -> Tensor:
-    """Adjust p-values `(m,)` for multiple testing by the method of Holm (family-wise error rate); NaN stays NaN.
-
-    For ascending p_1, ..., p_m, the adjusted p_k is min(1, max_{j <= k} (m - j + 1) p_j).
-
-    Reference:
-        Holm: A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics, 1979),
-        sec. 3.
-    """
-    m = int(p_values.isfinite().sum())
-    order = p_values.argsort()[:m]  # NaN is last
-    scaled = p_values[order] * torch.arange(m, 0, -1, dtype=p_values.dtype, device=p_values.device)
-    return torch.full_like(p_values, torch.nan).index_copy(0, order, scaled.cummax(0).values.clamp(max=1))
 
 
 def _notes_on_samples(data: Data) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from torchcalib.core.arguments import check_choice
 from torchcalib.io.columns import check_gold
@@ -149,12 +149,11 @@ def audit(
     if others:
         from torchcalib.reporting.audit_pairs import compared_audits  # and with it comparisons
 
-        return compared_audits([each.whole for each in logs], names)
+        return compared_audits([each[None] for each in logs], names)
+    parts = {part: builder.audit() for part, builder in logs[0].items() if part is not None}
     if by is not None:
-        return AuditGroups(by=by, audits={name: builder.audit() for name, builder in logs[0].parts.items()})
-    found = logs[0].whole.audit()
-    tasks = {name: builder.audit() for name, builder in logs[0].parts.items()}
-    return replace(found, tasks=AuditGroups(by="task", audits=tasks)) if tasks else found
+        return AuditGroups(by=by, audits=parts)
+    return replace(logs[0][None].audit(), tasks=AuditGroups(by="task", audits=parts) if parts else None)
 
 
 def have_equal_text(a: str, b: str) -> bool:
@@ -162,15 +161,10 @@ def have_equal_text(a: str, b: str) -> bool:
     return a.strip().casefold() == b.strip().casefold()
 
 
-class ReadLog(NamedTuple):
-    """The sums of a log: of all answers, and of those of each part if they are reported apart."""
+def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool) -> dict[str | None, AuditBuilder]:
+    """Return the sums of all answers of a log, under None, and of each part; of the parts only if `by` is given.
 
-    whole: AuditBuilder
-    parts: Mapping[str, AuditBuilder]
-
-
-def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = False) -> ReadLog:
-    """Read a log as often as its layout needs: once, unless a later block contradicts the first ones.
+    A log is read as often as its layout needs: once, unless a later block contradicts the first ones.
 
     Args:
         opened: function that opens the log.
@@ -189,14 +183,13 @@ def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = Fals
     _check_target(log, [builders[None]] if None in builders else list(builders.values()))
     for builder in builders.values():
         builder.finish()
-    parts = {part: builder for part, builder in builders.items() if part is not None}
-    return ReadLog(next(iter(builders.values())), parts)
+    return builders
 
 
 def _builders_of(
     log: Log, layouts: Mapping[str | None, Layout], options: AuditOptions, keep: bool
 ) -> dict[str | None, AuditBuilder]:
-    """Return the sums of all answers, under None, and of each part, or of the parts only if `by` is given."""
+    """Return the sums of one pass; see `read_log`."""
     by = log.options.by
     builders: dict[str | None, AuditBuilder] = {}
     with_texts = any(layout.has_repeated_names for layout in layouts.values())

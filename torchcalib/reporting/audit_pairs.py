@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,23 +35,22 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     width = max(builder.layout.width for builder in builders)
     comparisons, n_paired, notes = {}, {}, []
     for source, event in sorted(shared, key=lambda key: list(CONFIDENCES).index(key[0])):
-        logs = [
-            _joined(each.columns[source, event], of_log, width) for each, of_log in zip(builders, keys, strict=True)
-        ]
-        places, n_differing = _in_pairs(logs, event == "chosen")
+        logs = [_joined(each.columns[source, event], width) for each in builders]
+        own_keys = [of_log[each.rows] for each, of_log in zip(logs, keys, strict=True)]
+        places, n_differing = _in_pairs(logs, own_keys, event == "chosen")
         n, name = len(places[0]), CONFIDENCES[source].name
-        left_out = [f"{len(each.keys) - n:,} of `{system}`" for each, system in zip(logs, by_name, strict=True)]
+        left_out = [f"{len(each.rows) - n:,} of `{system}`" for each, system in zip(logs, by_name, strict=True)]
         if n_differing:
             notes.append(f"{name}: {n_differing:,} questions have different right options, and are left out.")
-        if any(len(each.keys) > n for each in logs):
+        if any(len(each.rows) > n for each in logs):
             notes.append(f"{name}: answers that are not in all logs are left out: {', '.join(left_out)}.")
         if n:
             n_paired[source] = n
             task: Task = "multiclass" if event == "chosen" else "confidence"
-            from_logits = {name: each.columns[source, event][0].from_logits for name, each in by_name.items()}
+            from_logits = {name: each.from_logits for name, each in zip(by_name, logs, strict=True)}
             n_bins = builders[0].options.n_bins
             comparison = ComparisonBuilder(tuple(by_name), task=task, from_logits=from_logits, n_bins=n_bins)
-            clusters = questions[0][logs[0].rows[places[0]]]
+            clusters = questions[0][logs[0].rows][places[0]]
             preds, targets = {}, {}
             for system, each, rows in zip(by_name, logs, places, strict=True):
                 preds[system], targets[system] = each.preds[rows], each.target[rows]
@@ -70,24 +68,15 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     )
 
 
-class _LogRows(NamedTuple):
-    """Confidences of a definition in a log; see `ConfidenceColumn`."""
-
-    rows: Tensor  # number of the answer of each confidence
-    keys: Tensor  # see `_keys_of`
-    preds: Tensor
-    target: Tensor
-
-
-def _joined(parts: Sequence[ConfidenceColumn], keys: Tensor, width: int) -> _LogRows:
+def _joined(parts: Sequence[ConfidenceColumn], width: int) -> ConfidenceColumn:
     """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
     missing = -torch.inf if parts[0].from_logits else 0.0
     padded = [
         pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
         for part in parts
     ]
-    rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
-    return _LogRows(rows, keys[rows], torch.cat(padded), torch.cat([part.target for part in parts]))
+    rows = np.concatenate([part.rows for part in parts])
+    return parts[0]._replace(rows=rows, preds=torch.cat(padded), target=torch.cat([part.target for part in parts]))
 
 
 def _keys_of(questions: Tensor) -> Tensor:
@@ -98,13 +87,15 @@ def _keys_of(questions: Tensor) -> Tensor:
     return questions + _STEP * torch.empty_like(order).index_copy(0, order, number)
 
 
-def _in_pairs(logs: Sequence[_LogRows], has_shared_target: bool) -> tuple[list[Tensor], int]:
+def _in_pairs(
+    logs: Sequence[ConfidenceColumn], own_keys: Sequence[Tensor], has_shared_target: bool
+) -> tuple[list[Tensor], int]:
     """Return the places of the answers that all logs have, in the order of the first, and the number of other targets.
 
-    Answers with different targets are left out if logs must share them.
+    `own_keys` are `_keys_of` the answers. Answers with different targets are left out if logs must share them.
     """
-    keys = torch.cat([each.keys for each in logs])
-    numbers = torch.unique(keys, return_inverse=True)[1].split([len(each.keys) for each in logs])
+    keys = torch.cat(list(own_keys))
+    numbers = torch.unique(keys, return_inverse=True)[1].split(list(map(len, own_keys)))
     place = keys.new_full((len(keys), len(logs)), -1)  # of each key in each log
     for k, of_log in enumerate(numbers):
         place[of_log, k] = torch.arange(len(of_log), device=keys.device)

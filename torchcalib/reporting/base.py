@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torchcalib.core.inputs import InputFormat
 from torchcalib.core.saved import content_of, loading, saved_bytes, saved_value
 from torchcalib.io.errors import shown
 
@@ -123,14 +122,6 @@ class Builder(ABC):
         self._parts = dict(saved_value(state, "parts", dict))
         if not all(type(digest) is str for digest in self._parts.values()):
             raise ValueError("`parts` must have digests as text, got other values")
-
-
-def with_saved_axis(input_format: InputFormat, state: Mapping[str, Any]) -> InputFormat:
-    """Return the format for later batches of a saved stream, which have the class axis of its first batches."""
-    axis = state["likely_axis"]
-    if not (axis is None or (type(axis) is int and axis in (-1, 1))):
-        raise ValueError(f"`likely_axis` must be None, -1 or 1, got {shown(axis)}. The file is corrupt.")
-    return input_format if axis is None else input_format.preferring(axis)
 
 
 def agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:

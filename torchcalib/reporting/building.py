@@ -44,12 +44,12 @@ from torchcalib.io.source import Source
 from torchcalib.io.text import parts_of_group, shown_group
 from torchcalib.io.writing import write_whole
 from torchcalib.reporting.assembling import report_of
-from torchcalib.reporting.base import Builder, agreed, with_saved_axis
+from torchcalib.reporting.base import Builder, agreed
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, bins_of, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data
-from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions, num_classes_of
+from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions
 from torchcalib.reporting.testing import failure
 from torchcalib.results.report import Report
 
@@ -134,7 +134,9 @@ class ReportBuilder(Builder):
         p = self.input_format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
-        input_format = replace(self.input_format, num_classes=num_classes_of(self.input_format, preds, target))
+        resolved = self.input_format.resolved(preds, target)
+        num_classes = None if resolved.task == "binary" or not preds.dim() else preds.shape[resolved.axis]
+        input_format = replace(self.input_format, num_classes=num_classes)
         check_name_count(self._options.class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
@@ -152,11 +154,11 @@ class ReportBuilder(Builder):
             elif (are_whole or not is_ranked(kind)) and (clusters is not None or not isinstance(kind, ClusterState)):
                 batch[name] = kind.detach(kind.from_predictions(p))
         buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
-        states, axis = self._sum(kinds, self._states, batch), self.input_format.resolved(preds, target).axis
+        states = self._sum(kinds, self._states, batch)
         input_format = input_format.following(preds, target)
         # An interrupted update changes nothing: no call of the package follows.
         self._kinds, self._states, self._buffer, self._evidence = kinds, states, buffer, evidence
-        self._axis, self.input_format = axis, input_format
+        self._axis, self.input_format = resolved.axis, input_format
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or {uuid4().hex: ""}
@@ -482,7 +484,10 @@ class ReportBuilder(Builder):
         if builder.input_format.task != "binary":
             builder.input_format = replace(builder.input_format, num_classes=saved_value(state, "num_classes", int))
         builder._axis = saved_value(state, "class_axis", int)
-        builder.input_format = with_saved_axis(builder.input_format, state)
+        if (axis := state["likely_axis"]) is not None:
+            if type(axis) is not int or axis not in (-1, 1):
+                raise ValueError(f"`likely_axis` must be None, -1 or 1, got {shown(axis)}. The file is corrupt.")
+            builder.input_format = builder.input_format.preferring(axis)
         kinds = builder._kinds_of(builder.input_format)
         by_cluster = {name for name, kind in kinds.items() if isinstance(kind, ClusterState)}
         ranked = {name for name, kind in kinds.items() if is_ranked(kind)}

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torch import Tensor
-
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_positive
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
 from torchcalib.core.ranked_bins import Binning
@@ -113,10 +111,3 @@ class ReportOptions:
             **{name: getattr(self, name) for name in ("n_bins", "right", *ONLY_REPORTS)},
             **{name: getattr(self.input_format, name) for name in _INPUT_SETTINGS},
         }
-
-
-def num_classes_of(input_format: InputFormat, preds: Tensor, target: Tensor) -> int | None:
-    """Return the number of classes or labels of a batch; None for a binary task."""
-    if input_format.task == "binary" or not preds.dim():
-        return None
-    return preds.shape[input_format.resolved(preds, target).axis]

@@ -33,6 +33,7 @@ from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import BinStats, weighted, with_noise_row
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.functional.binned import ece_from_bins
+from torchcalib.inference.adjustment import shrunk_to_mean, step_down
 from torchcalib.inference.clusters import random_signs
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
 from torchcalib.inference.sample_size import POWER
@@ -43,8 +44,6 @@ from torchcalib.io.text import combinations, parts_of_combinations
 from torchcalib.ops.segments import cell_sums
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.groups import cells_of, clipped_log_odds
-from torchcalib.reporting.testing import step_down
-from torchcalib.results.group_table import shrunk_to_mean
 from torchcalib.results.slice_table import SliceTable
 
 DEPTH, MIN_SIZE = 3, 50

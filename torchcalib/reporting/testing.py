@@ -280,26 +280,3 @@ def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None)
 def failure(error: Exception) -> str:
     """Return the type of an error and the first line of its message, without the final full stop."""
     return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-
-
-def step_down(observed: Tensor, replicates: Iterable[Tensor]) -> tuple[Tensor, float]:
-    """Return p-values `(S,)` of S statistics, adjusted for all of them, and the 95% quantile of the largest one.
-
-    `observed` are the statistics `(S,)`, and `replicates` those under the null hypothesis, in pieces `(r, S)`. The k-th
-    largest statistic is compared with the largest replicate of those that are not larger.
-
-    Reference:
-        Westfall, Young: Resampling-based multiple testing (Wiley 1993), algorithms 2.8 and 4.1: step-down max-T. The
-        null distribution of true hypotheses must not depend on the others (subset pivotality, sec. 2.2), such as that
-        all rows of a slice are calibrated.
-    """
-    order = observed.argsort(descending=True, stable=True)
-    exceeding, greatest = torch.zeros_like(observed), []
-    for some in replicates:
-        # Largest statistic of this hypothesis and of those below it
-        successive = some[:, order].flip(-1).cummax(-1).values.flip(-1)
-        exceeding += (successive >= observed[order] - 1e-9).sum(0)
-        greatest.append(successive[:, 0])
-    largest = torch.cat(greatest)
-    p_values = ((1 + exceeding) / (len(largest) + 1)).cummax(0).values
-    return torch.empty_like(p_values).index_copy(0, order, p_values), float(largest.quantile(LEVEL))

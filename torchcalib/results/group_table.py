@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcalib.core.arguments import check_choice, check_count
 from torchcalib.display.tables import Cell, Column, Table, Tabular, attribute_column, fraction
 from torchcalib.display.words import count, p_words, printable
+from torchcalib.inference.adjustment import benjamini_hochberg, shrunk_to_mean
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import short_name
 
@@ -24,8 +25,8 @@ SMALL_P = 0.05
 _EXTRA_REPLICATES = 400
 """Average number of additional replicates per group. Only groups with the smallest possible p-value use them."""
 
-_MAX_NAME = 60
-"""Maximum number of characters of a group name in a table. Longer names are shortened."""
+MAX_NAME = 60
+"""Maximum number of characters of the name of a group or slice in a table. Longer names are shortened."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
 """Quantity by which groups are sorted; `excess` is the value minus its noise floor."""
@@ -46,6 +47,12 @@ class ColumnTable(Tabular):
         """Return a dict of all fields, with tuples converted to lists."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
+    def _table(self, columns: Sequence[Column], title: str, is_quiet: Callable[[Any], bool]) -> Table:
+        """Return the formatted table, whose index is the first column."""
+        rows = [SimpleNamespace(**row) for row in self.rows()]
+        index = [next(iter(vars(self)))]
+        return Table.from_items(columns, {"": rows}, title, is_wide=False, is_quiet=is_quiet, index=index)
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -63,7 +70,7 @@ class GroupTable(ColumnTable):
         noise_floor: Expected value under perfect calibration.
         p_value: p-value for perfect calibration, adjusted for multiple testing by the method of Benjamini and Hochberg
             (false discovery rate).
-        shrunk: Error shrunk towards the mean over all groups; see `shrunk_to_mean`.
+        shrunk: Error shrunk towards the mean over all groups; see `torchcalib.inference.adjustment.shrunk_to_mean`.
         not_significant: True if the error is not significant: the unadjusted p-value is at least 0.05.
         n_groups: Number of groups with samples, including groups that are not in the table.
         worst: Group with the largest shrunk error in the table, if groups differ significantly; None if they do not, or
@@ -116,7 +123,7 @@ class GroupTable(ColumnTable):
             check_count("k", k)
         present = (found.statistic.isfinite() & (n > 0)).nonzero().squeeze(-1)
         tests, n = found[present], n[present]
-        adjusted = adjusted_p_values(tests.p_value)
+        adjusted = benjamini_hochberg(tests.p_value)
         spread = (tests.high - tests.low) / (2 * NormalDist().inv_cdf((1 + found.level) / 2))
         shrunk = shrunk_to_mean((tests.low + tests.high) / 2, spread)
         excess = tests.statistic.abs() - tests.noise_floor
@@ -157,24 +164,23 @@ class GroupTable(ColumnTable):
         counts = Counter(short)
         return [shortened if counts[shortened] == 1 else name for name, shortened in zip(names, short, strict=True)]
 
-    def layout(self, longest_name: int = _MAX_NAME, metric: str = "value") -> Table:
+    def layout(self, longest_name: int = MAX_NAME, metric: str = "value") -> Table:
         """Return a formatted `Table` with one row per group.
 
         Args:
             longest_name: Maximum number of characters of a group name. Longer names are shortened.
             metric: Header of the column with the metric values.
         """
-        names = self.shown_names(longest_name)
-        rows = [SimpleNamespace(**row, name=name) for name, row in zip(names, self.rows(), strict=True)]
+        names = dict(zip(self.group, self.shown_names(longest_name), strict=True))
 
-        def name_cell(row: Any) -> Cell:
-            return Cell(row.name, style="name")
+        def name(group: int | str) -> Cell:
+            return Cell(names[group], style="name")
 
         def chance(within: bool) -> Cell:
             return Cell("within chance" * within)
 
         columns = [
-            Column("group", name_cell, is_number=False, wraps=True, data={"group": attrgetter("group")}),
+            attribute_column("group", "group", name, is_number=False, wraps=True),
             attribute_column("n", "n", lambda n: Cell(count(n))),
             attribute_column(metric, "value", fraction),
             attribute_column("expected if calibrated", "noise_floor", fraction),
@@ -185,9 +191,7 @@ class GroupTable(ColumnTable):
         title = f"The {len(self)} worst of {count(self.n_groups)} groups"
         title = title if len(self) < self.n_groups else "Groups, the worst first"
         title = ": ".join(filter(None, [title, self.difference]))
-        return Table.from_items(
-            columns, {"": rows}, title, is_wide=False, is_quiet=attrgetter("not_significant"), index=["group"]
-        )
+        return self._table(columns, title, attrgetter("not_significant"))
 
     @property
     def has_difference(self) -> bool:
@@ -221,50 +225,3 @@ def resolved(
         return found
     finer = retest(smallest, n_more).p_value
     return replace(found, p_value=found.p_value.index_copy(0, smallest, finer))
-
-
-def adjusted_p_values(p_values: Tensor) -> Tensor:
-    """Adjust p-values `(m,)` for multiple testing by the Benjamini-Hochberg method (false discovery rate).
-
-    For ascending p-values p_1, ..., p_m, the adjusted value of p_k is the minimum of 1 and p_j m / j over j >= k.
-
-    Reference:
-        Benjamini, Hochberg: Controlling the false discovery rate (Journal of the Royal Statistical Society B, 1995),
-        sec. 3.1.
-    """
-    m = len(p_values)
-    ascending, order = p_values.sort()
-    scaled = ascending * m / torch.arange(1, m + 1, dtype=ascending.dtype, device=ascending.device)
-    adjusted = scaled.flip(0).cummin(0).values.flip(0).clamp(max=1) if m else scaled
-    return torch.empty_like(p_values).index_copy(0, order, adjusted)
-
-
-def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
-    """Shrink estimates for groups `(G,)` towards their common mean (empirical Bayes).
-
-    The true errors of the groups are assumed to be normal with a common mean and variance tau^2. Each estimate is
-    assumed to be normal around the true error with standard deviation `spread`. The posterior mean for group g is
-
-        mean + tau^2 / (tau^2 + spread_g^2) (estimate_g - mean),
-
-    with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) in the mean. An estimate with spread
-    0 is practically unchanged. NaN where the spread is NaN. Fewer than two finite estimates are returned unchanged.
-
-    Reference:
-        Efron, Morris: Data analysis using Stein's estimator (Journal of the American Statistical Association, 1975),
-        sec. 2, for the rule; DerSimonian, Laird: Meta-analysis in clinical trials (Controlled Clinical Trials, 1986),
-        eq. 8, for tau^2.
-    """
-    known = estimates.isfinite() & spread.isfinite()
-    if int(known.sum()) < 2:
-        return estimates
-    x, variance = estimates[known], spread[known].square()
-    least = variance[variance > 0].min() if bool((variance > 0).any()) else torch.ones_like(variance[0])
-    w = 1 / variance.clamp(min=1e-6 * float(least))  # the clamp prevents an infinite weight for spread 0
-    mean = (w * x).sum() / w.sum()
-    surplus = (w * (x - mean).square()).sum() - (len(x) - 1)
-    tau_square = (surplus / (w.sum() - w.square().sum() / w.sum())).clamp(min=0)
-    weight = 1 / (tau_square + 1 / w)
-    mean = (weight * x).sum() / weight.sum()
-    shrunk = mean + tau_square * weight * (x - mean)
-    return torch.full_like(estimates, torch.nan).masked_scatter(known, shrunk)

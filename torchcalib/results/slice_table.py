@@ -3,20 +3,16 @@
 import math
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, fraction
 from torchcalib.display.words import count, p_words, printable
 from torchcalib.io.errors import short_name
 from torchcalib.results.base import above
-from torchcalib.results.group_table import SMALL_P, ColumnTable
+from torchcalib.results.group_table import MAX_NAME, SMALL_P, ColumnTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_MAX_NAME = 60
-"""Maximum number of characters of a slice in a table. Longer names are shortened."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,7 +82,7 @@ class SliceTable(ColumnTable):
             return f"none of {count(self.n_slices)} is significantly miscalibrated (p {p_value})"
         return f"{count(n_found)} of {count(self.n_slices)} significantly miscalibrated"
 
-    def layout(self, longest_name: int = _MAX_NAME) -> Table:
+    def layout(self, longest_name: int = MAX_NAME) -> Table:
         """Return a formatted `Table` with one row per slice.
 
         Args:
@@ -115,14 +111,7 @@ class SliceTable(ColumnTable):
         small = f", {count(self.n_small)} have too few rows" if self.n_small else ""
         shown = f", the first {count(len(self))}" if len(self) < self.n_slices else ""
         title = f"Slices: {self.sentence}{small}{shown}"
-        return Table.from_items(
-            columns,
-            {"": [SimpleNamespace(**row) for row in self.rows()]},
-            title,
-            is_wide=False,
-            is_quiet=lambda row: not row.p_value < SMALL_P,
-            index=["slice"],
-        )
+        return self._table(columns, title, lambda row: not row.p_value < SMALL_P)
 
     def plot(self, ax: "Axes | None" = None, **options: Any) -> "Axes":
         """Draw the signed errors of the largest slices; see `torchcalib.plots.slice_diagram`."""

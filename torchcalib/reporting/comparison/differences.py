@@ -27,8 +27,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.inference.adjustment import step_down
 from torchcalib.inference.resampling import Interval, nominal_tail
-from torchcalib.reporting.testing import LEVEL, interval_of, step_down
+from torchcalib.reporting.testing import LEVEL, interval_of
 from torchcalib.results.lines import (
     Better,
     ComparedLine,
