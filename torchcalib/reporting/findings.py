@@ -8,8 +8,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, rounded, significant
+from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, Z, cause_of
@@ -72,31 +72,6 @@ _SEPARATE: tuple[Kind, ...] = ("bad label", "bad group")
 """Causes that need another calibrator than the compared ones, so that a small gain is no reason to change nothing."""
 
 
-class Gaps(NamedTuple):
-    """Gaps of B bins, with all labels pooled."""
-
-    confidence: Tensor  # mean confidence of each bin `(B,)`; NaN in an empty bin
-    n: Tensor  # number of samples, the effective one for floating weights `(B,)`
-    total: Tensor  # sum of outcomes minus confidences `(B,)`
-    noise: Tensor  # variance of `total` if the model is calibrated `(B,)`
-
-    @classmethod
-    def from_bins(cls, bins: BinStats, effect: float = 1.0) -> Self:
-        """Return the gaps of bins `(B,)`, or `(L, B)` with labels; `effect` is the design effect of clusters."""
-        n, confidence, outcomes = (
-            bins.sums[..., row, :].reshape(-1, bins.n.shape[-1]).sum(0).double() for row in range(3)
-        )
-        noise = bins.noise.reshape(-1, bins.n.shape[-1]).sum(0).double() * max(1.0, effect)
-        unit = float(bins.weight_square.sum() / bins.n.sum().clamp(min=1e-300)) or 1.0  # effective weight of a row
-        return cls(confidence / n, n / unit, (outcomes - confidence) / unit, noise / unit**2)
-
-    def z(self, factor: Tensor | None = None) -> float:
-        """Return the sum of gaps, multiplied by a factor `(B,)`, in standard errors."""
-        factor = (torch.ones_like(self.n) if factor is None else factor).masked_fill(self.n == 0, 0)
-        total = float((factor * self.total).sum())
-        return total / math.sqrt(noise) if (noise := float((factor.square() * self.noise).sum())) else 0.0
-
-
 def _sign(z: float) -> int:
     """Return the sign of a gap in standard errors, 0 unless it is significant at level 5%."""
     return 0 if not abs(z) >= Z else 1 if z > 0 else -1
@@ -136,16 +111,20 @@ class Findings:
         self.n_impossible = sum(k for k, _ in data.impossible)
         is_above = self.ece.value > (self.ece.noise_floor or 0.0)
         self.is_significant = self.ece.p_value is not None and self.ece.p_value < ERROR_LEVEL and is_above
-        self.gaps = Gaps.from_bins(bins, design_effect)
+        # All labels are pooled.
+        self.bins = BinCells.from_bins(bins).map(lambda x: x.reshape(-1, x.shape[-1]).sum(0).double())
+        self.bins = self.bins.with_noise_times(self.bins.n.new_tensor(max(1.0, design_effect)))
+        self.residuals = self.bins.outcomes - self.bins.expected
         # -1 for bins of binary predictions in which y = 0 is more probable, otherwise 1.
-        ones, confidence = torch.ones_like(self.gaps.n), self.gaps.confidence
-        self.sides = ones if self.is_top_label else torch.where(confidence < 0.5, -ones, ones)
+        ones, confidence = torch.ones_like(self.bins.n), self.bins.confidence
+        is_below = (confidence < 0.5) & (self.bins.n > 0)
+        self.sides = ones if self.is_top_label else torch.where(is_below, -ones, ones)
         # Confidence in the predicted outcome. High is at least 0.6, or the largest one below.
         self.confidence_of_bins = torch.where(self.sides < 0, 1 - confidence, confidence)
-        self.threshold = min(_CONFIDENT, float(self.confidence_of_bins.nan_to_num(0).max()))
-        self.is_high = self.confidence_of_bins.nan_to_num(0) >= self.threshold
+        self.threshold = min(_CONFIDENT, float(self.confidence_of_bins.max()))
+        self.is_high = self.confidence_of_bins >= self.threshold
         # 1 for significant under-confidence in the predicted outcome, -1 for over-confidence, otherwise 0.
-        self.direction = _sign(self.gaps.z(self.sides))
+        self.direction = _sign(self.z(self.sides))
         self.evidence = None
         if data.predictions is not None and fits is not None:
             self.evidence = evidence_of(data.predictions, fits.fits, fits.nll, design_effect)
@@ -173,6 +152,12 @@ class Findings:
         # Smallest gain in percent that justifies a calibrator.
         self.worthwhile = 5.0 if self.cause is None or self.degree == "slightly" else 0.0
 
+    def z(self, factor: Tensor | float = 1.0) -> float:
+        """Return the sum of the gaps of bins, multiplied by a factor `(B,)`, in standard errors."""
+        total = float((factor * self.residuals).sum())
+        noise = float((factor * factor * self.bins.noise).sum())
+        return total / math.sqrt(noise) if noise else 0.0
+
     @property
     def is_useless(self) -> bool:
         """Whether neither NLL nor Brier score is lower than for the class frequencies."""
@@ -188,7 +173,7 @@ class Findings:
         if self.evidence is not None or uneven is None:
             return cause_of(self.candidates, self.is_significant) or uneven
         # Without the predictions, the bins show a bias or over-confidence, which precede gaps of a group or a label.
-        if abs(self.frequency - self.confidence) < self.ece.value / 2 or not _sign(self.gaps.z()):
+        if abs(self.frequency - self.confidence) < self.ece.value / 2 or not _sign(self.z()):
             return cause_of(self.candidates, is_significant=False) or uneven
         if self.task != "multiclass":
             return CandidateCause("class bias", math.inf, 1, which=0)
@@ -227,7 +212,7 @@ class Findings:
         if not 0 < mean < RARE or frequency >= RARE:
             return None
         # Number of independent rows with the same standard error
-        n, noise, confidence = self.gaps.n, float(self.gaps.noise.sum()), self.gaps.confidence.nan_to_num(0)
+        n, noise, confidence = self.bins.n, float(self.bins.noise.sum()), self.bins.confidence
         rows = float(n.sum())
         if noise:
             rows *= float((n * confidence * (1 - confidence)).sum()) / noise
@@ -547,7 +532,7 @@ def _described(found: Findings, cause: CandidateCause) -> tuple[Kind, str, str]:
         cause = CandidateCause(kind, cause.statistic, 1, value=math.nan if cause.kind == "class bias" else cause.value)
     if kind == "label noise" and not _agrees_with_label_noise(found, cause.value):
         kind = "uneven"
-    elif kind == "label noise" and _sign(found.gaps.z(found.sides * found.is_high)) >= 0:
+    elif kind == "label noise" and _sign(found.z(found.sides * found.is_high)) >= 0:
         kind = "over-confidence" if found.direction < 0 else "spread"
         cause = CandidateCause(kind, cause.statistic, 1)
     if kind in ("over-confidence", "under-confidence") and found.direction != (-1 if kind == "over-confidence" else 1):
@@ -562,9 +547,9 @@ def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
     under-confidence, proportional to q (1 - q) (logit q + log(C - 1)). It remains if some ranges are over- and others
     under-confident. The other is a difference between probabilities above and below 0.5, for binary predictions.
     """
-    gaps = found.gaps
-    used = (gaps.n > 0) & (gaps.noise > 0)
-    q, n, total, noise = (x[used] for x in gaps)
+    bins = found.bins
+    used = (bins.n > 0) & (bins.noise > 0)
+    q, n, total, noise = (x[used] for x in (bins.confidence, bins.n, found.residuals, bins.noise))
     n_classes = 2 if found.evidence is None or found.task != "multiclass" else len(found.evidence.mean)
     q = q.clamp(1e-6, 1 - 1e-6)
     noisy = (1 - rate) * q + rate / n_classes
@@ -590,7 +575,7 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             words = f"Probabilities are not spread correctly{temperature}; {_means(found)}.{_also(found)}"
             return words, "miscalibrated in the spread of probabilities"
         case "class bias":
-            mean, frequency, z = found.confidence, found.frequency, found.gaps.z()
+            mean, frequency, z = found.confidence, found.frequency, found.z()
             if found.evidence is not None:
                 of_class = (x[cause.which] for x in (found.evidence.mean, found.evidence.frequency, found.evidence.gap))
                 mean, frequency, z = map(float, of_class)
@@ -600,16 +585,16 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             elif found.task == "binary":
                 words = f"P({found.name(1)}) is too {high}: {_means(found)}."
                 badge = f"biased towards {found.name(1 if mean > frequency else 0)}"
-            elif found.task == "multilabel" and _most_labels(found) == (mean > frequency) and _sign(found.gaps.z()):
+            elif found.task == "multilabel" and _most_labels(found) == (mean > frequency) and _sign(found.z()):
                 words, badge = f"Probabilities are too {high}: {_means(found)}.", f"too {high} probabilities"
             else:
                 words, badge = _bias_of(found.name(cause.which), mean, frequency)
             return words + _also(found), badge
         case "label noise":
-            gaps, is_high = found.gaps, found.is_high
-            n = float(gaps.n[is_high].sum())
-            mean = float((gaps.n * found.confidence_of_bins)[is_high].sum()) / n
-            frequency = mean + float((found.sides * gaps.total)[is_high].sum()) / n
+            n, is_high = found.bins.n, found.is_high
+            total = float(n[is_high].sum())
+            mean = float((n * found.confidence_of_bins)[is_high].sum()) / total
+            frequency = mean + float((found.sides * found.residuals)[is_high].sum()) / total
             what, outcome = "the probability of an outcome", "the frequency of this outcome"
             if found.is_top_label:
                 what, outcome = "confidence", "accuracy"
@@ -678,8 +663,8 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
                 f"frequency {cause.value:.1%}.",
                 f"miscalibrated for {label} where {predicted} is predicted",
             )
-    table, gaps = found.table, found.gaps
-    in_errors = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
+    table = found.table
+    in_errors = (found.residuals / found.bins.noise.sqrt()).nan_to_num(0)
     gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < Z), 0)
     parts = []
     for side, words in ((-1, "too high"), (1, "too low")):
