@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcalib.cli.files import check_pages
+from torchcalib.cli.files import check_pages, report_settings
 from torchcalib.cli.messages import computing, output, working
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
 
-_OPTIONS = ["confidence", "correct", "target", "pred", "id", "by", "gold", "select", "scale", "as_published", "n_bins"]
+_OPTIONS = ["confidence", "correct", "target", "pred", "id", "by", "gold", "select", "scale", "as_published"]
 """Options that are arguments of the function."""
 
 
@@ -23,8 +23,7 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
             *(paths if len(paths) > 1 and not arguments.pools else [arguments.pools or paths[0]]),
             **{name: getattr(arguments, name) for name in _OPTIONS},
             words=dict(arguments.word or ()),
-            with_intervals=not arguments.no_intervals,
-            with_calibration=not arguments.no_calibration,
+            **report_settings(arguments),
             names=None if arguments.names is None else arguments.names.split(","),
         )
     written: tuple[Path, ...] = ()

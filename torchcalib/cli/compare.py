@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from torchcalib.cli.files import check_logits, check_pages, in_rows
+from torchcalib.cli.files import check_logits, check_pages, in_rows, report_settings
 from torchcalib.cli.inputs import make_place, opened_systems
 from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.systems import System
@@ -19,8 +19,7 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
         check_pages(arguments.out)
         make_place(arguments.out, [path for system in systems.values() for path in system.paths])
     files = opened_systems(arguments, systems)
-    settings = {"n_bins": arguments.n_bins, "right": arguments.right, "nan_policy": arguments.nan_policy}
-    builder = ComparisonBuilder(**settings_of(files), **settings)
+    builder = ComparisonBuilder(**settings_of(files), **report_settings(arguments))
     first = next(iter(files.values()))
     check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     with working(f"reading {len(files)} systems", sum(predictions.n_rows for predictions in files.values())) as advance:

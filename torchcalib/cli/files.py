@@ -49,15 +49,20 @@ def read(arguments: argparse.Namespace, files: PredictionFiles, update: Callable
             advance(len(rows))
 
 
+def report_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of builders of reports, comparisons and audits that a command has as options."""
+    given = vars(arguments)
+    found = {name: given[name] for name in ("n_bins", "right", "nan_policy", "safe_threshold") if name in given}
+    omitted = {name: given[f"no_{name}"] for name in ("calibration", "intervals") if f"no_{name}" in given}
+    return found | {f"with_{name}": not is_omitted for name, is_omitted in omitted.items()}
+
+
 def read_builder(arguments: argparse.Namespace, paths: Sequence[Path], **settings: Any) -> "ReportBuilder":
     """Read prediction files into a builder for reports. `settings` are further arguments of `ReportBuilder`."""
     from torchcalib.reporting.building import ReportBuilder  # `torchcalib metric` does not need reports
 
     files = opened(arguments, paths)
-    for name in ("n_bins", "right", "nan_policy"):
-        if hasattr(arguments, name):
-            settings[name] = getattr(arguments, name)
-    builder = ReportBuilder(**{**settings, **files.settings})
+    builder = ReportBuilder(**files.settings, **report_settings(arguments), **settings)
     read(arguments, files, lambda rows: builder.update(**rows.arguments))
     return builder
 

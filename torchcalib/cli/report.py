@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
-from torchcalib.cli.files import check_logits, check_pages, in_rows, print_json
+from torchcalib.cli.files import check_logits, check_pages, in_rows, print_json, report_settings
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.core.tasks import infer_task
@@ -89,26 +89,13 @@ def _settings_of_cases(arguments: argparse.Namespace, preds: Tensor, target: Ten
         "from_logits": bool(arguments.from_logits),
         "class_names": names,
         "ignore_index": arguments.ignore_index,
-        "n_bins": arguments.n_bins,
-        "right": arguments.right,
-        "safe_threshold": arguments.safe_threshold,
-        "with_calibration": not arguments.no_calibration,
-        "with_intervals": not arguments.no_intervals,
-        "nan_policy": arguments.nan_policy,
+        **report_settings(arguments),
     }
 
 
 def _accumulated(arguments: argparse.Namespace, files: PredictionFiles) -> tuple[ReportBuilder, list[str]]:
     """Return a builder with the rows of all files, and remarks on files with equal targets."""
-    builder = ReportBuilder(
-        **files.settings,
-        n_bins=arguments.n_bins,
-        right=arguments.right,
-        safe_threshold=arguments.safe_threshold,
-        with_calibration=not arguments.no_calibration,
-        with_intervals=not arguments.no_intervals,
-        nan_policy=arguments.nan_policy,
-    )
+    builder = ReportBuilder(**files.settings, **report_settings(arguments))
     check_size(files.task, files.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     n_files = len(files.source.files)
     targets, remarks = _Targets(), []
