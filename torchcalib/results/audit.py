@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from torchcalib._version import __version__
-from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
+from torchcalib.display.tables import Cell, Column, Table, Tabular, number, p_value, to_text
 from torchcalib.display.words import capitalised, count, listed, p_words, printable_lines, rounded, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
 from torchcalib.results.base import SCHEMA_VERSION, Exported, plain, today
 from torchcalib.results.comparison import Comparison, system_table
+from torchcalib.results.lines import Line
 from torchcalib.results.report import Report
 
 EVENTS = {
@@ -80,7 +81,7 @@ class AuditedConfidence:
         """
         if self.report is None or self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
             return ""
-        line = self.report.line("ece")
+        line = self.line("ece")
         is_significant = line is None or line.p_value is None or line.p_value < _LEVEL
         word = "over-confident" if self.mean > self.frequency else "under-confident"
         return word if is_significant else f"{word}, not significant"
@@ -102,9 +103,13 @@ class AuditedConfidence:
         """Name of the file with the page of the report."""
         return f"{self.key.replace('/', '_')}.html"
 
+    def line(self, key: str) -> Line | None:
+        """Return a line of the report by its key; None if it has none."""
+        return None if self.report is None else self.report.line(key)
+
     def value(self, key: str) -> float:
         """Return a value of the report by its key; NaN if it has none."""
-        line = None if self.report is None else self.report.line(key)
+        line = self.line(key)
         return math.nan if line is None else float(line.value)
 
     @property
@@ -127,7 +132,7 @@ class AuditedConfidence:
         }
         card |= {"scale": self.scale} if self.scale else {}
         card["event"] = self.happens
-        line = None if self.report is None else self.report.line("ece")
+        line = self.line("ece")
         if self.report is None or line is None:
             return card
         of_ece = self.report.definitions[line.key]
@@ -290,11 +295,9 @@ class Audit(AuditResults, Mapping[str, AuditedConfidence], Tabular):
     def sentence(self) -> str:
         """A sentence for a paper on the main definition; empty without a report."""
         each = self.main
-        if each is None or each.report is None:
+        if each is None or each.report is None or (line := each.line("ece")) is None:
             return ""
-        line, n = each.report.line("ece"), int(each.report.n)
-        if line is None:
-            return ""
+        n = int(each.report.n)
         floor = "" if line.noise_floor is None else f", {significant(line.noise_floor)} expected if calibrated"
         p_value = "" if line.p_value is None else f", p {p_words(line.p_value, '= ')}"
         rows = f"{count(self.n_answers)} answers"
@@ -507,18 +510,12 @@ EXPLAINED_ON_PAGES = (
 def _columns() -> list[Column]:
     """Return the columns of a table of `AuditedConfidence`."""
 
-    def number(header: str, key: str, shown: Literal["always", "page"] = "always") -> Column:
+    def value(header: str, key: str, shown: Literal["always", "page"] = "always") -> Column:
         data = {key: lambda each: each.value(key)}
         return Column(header, lambda each: _number(each.value(key)), data=data, shown=shown)
 
-    def of_ece(each: AuditedConfidence, name: str) -> float:
-        line = None if each.report is None else each.report.line("ece")
-        found = None if line is None else getattr(line, name)
-        return math.nan if found is None else float(found)
-
-    def p_value(each: AuditedConfidence) -> Cell:
-        found = of_ece(each, "p_value")
-        return Cell() if math.isnan(found) else Cell(p_words(found), found)
+    def of_ece(header: str, name: str, cell: Callable[[float | None], Cell]) -> Column:
+        return Column(header, lambda each: cell(getattr(each.line("ece"), name, None)))
 
     def gain(each: AuditedConfidence) -> Cell:
         found = None if each.report is None else each.report.decision.gain
@@ -531,17 +528,17 @@ def _columns() -> list[Column]:
         Column("confidence", lambda each: Cell(each.name, style="name", tip=each.definition), is_number=False),
         Column("event", lambda each: Cell(each.event), is_number=False),
         Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
-        number("ECE", "ece"),
-        Column("if calibrated", lambda each: _number(of_ece(each, "noise_floor"))),
-        Column("p", p_value),
-        number("accuracy", "accuracy"),
+        value("ECE", "ece"),
+        of_ece("if calibrated", "noise_floor", number),
+        of_ece("p", "p_value", p_value),
+        value("accuracy", "accuracy"),
         Column("mean confidence", lambda each: _number(mean(each))),
         Column("direction", lambda each: Cell(each.direction.rpartition(", ")[2]), is_number=False, wraps=True),
-        number("NLL", "nll", "page"),
-        number("Brier score", "brier", "page"),
+        value("NLL", "nll", "page"),
+        value("Brier score", "brier", "page"),
         Column("significant from", lambda each: _number(each.detectable), shown="data"),
-        number("AUROC", "correctness_auroc", "page"),
-        number("accuracy at 80%", "accuracy_at_coverage", "page"),
+        value("AUROC", "correctness_auroc", "page"),
+        value("accuracy at 80%", "accuracy_at_coverage", "page"),
         Column("gain of calibration", gain, shown="page"),
     ]
 

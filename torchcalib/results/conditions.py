@@ -6,7 +6,7 @@ Importing this module does not import torch.
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,9 +56,6 @@ class Term(NamedTuple):
         return f"{self.function}({self.key})" if self.function else self.key
 
 
-_Values = Mapping[Term, float]
-
-
 class Outcome(NamedTuple):
     """Whether a condition holds for a report, and the values that it compares, by their text."""
 
@@ -82,13 +79,13 @@ class Condition:
 
     Attributes:
         text: the condition.
+        tree: the same as a tree of Python.
         terms: values of the report that it compares.
-        test: function from these values to the truth value of the condition.
     """
 
     text: str
+    tree: ast.expr
     terms: tuple[Term, ...]
-    test: Callable[[_Values], bool]
 
     @classmethod
     def parse(cls, text: str) -> "Condition":
@@ -102,13 +99,13 @@ class Condition:
             if len(text) > _MAX_LENGTH:
                 raise ConditionError(text)
             tree = ast.parse(text.strip(), mode="eval").body
-            terms: dict[Term, None] = {}
-            test = _truth(tree, terms)
+            terms: dict[Term, float] = {}
+            _holds(tree, lambda term: terms.setdefault(term, math.nan))
         except ConditionError:
             raise
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # raised by `ast.parse`
             raise ConditionError(text) from None
-        return cls(text.strip(), tuple(terms), test)
+        return cls(text.strip(), tree, tuple(terms))
 
     @property
     def needs_intervals(self) -> bool:
@@ -121,7 +118,7 @@ class Condition:
     def outcome(self, report: "Report") -> Outcome:
         """Evaluate the condition for a report. Raise ValueError if the report lacks a value, or it is NaN."""
         values = {term: _value(term, report) for term in self.terms}
-        return Outcome(self.test(values), {str(term): value for term, value in values.items()})
+        return Outcome(_holds(self.tree, values.__getitem__), {str(term): value for term, value in values.items()})
 
 
 def _value(term: Term, report: "Report") -> float:
@@ -137,41 +134,32 @@ def _value(term: Term, report: "Report") -> float:
     return value
 
 
-def _truth(node: ast.expr, terms: dict[Term, None]) -> Callable[[_Values], bool]:
-    """Return the function that evaluates a condition, and add the values that it compares to `terms`."""
+def _holds(node: ast.expr, value_of: Callable[[Term], float]) -> bool:
+    """Evaluate a condition. All operands are evaluated, also after the first that decides, so that all are checked."""
     match node:
         case ast.BoolOp(op=op, values=operands):
-            parts = [_truth(operand, terms) for operand in operands]
-            join = all if isinstance(op, ast.And) else any
-            return lambda values: join(part(values) for part in parts)
+            parts = [_holds(operand, value_of) for operand in operands]
+            return all(parts) if isinstance(op, ast.And) else any(parts)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            part = _truth(operand, terms)
-            return lambda values: not part(values)
+            return not _holds(operand, value_of)
         case ast.Compare(left=left, ops=operators, comparators=others) if {*map(type, operators)} <= {*_COMPARISONS}:
-            compared: dict[Term, None] = {}
-            numbers = [_number(operand, compared) for operand in (left, *others)]
-            if not compared:  # always true, or always false
+            numbers = [_number(operand, value_of) for operand in (left, *others)]
+            if not any(isinstance(part, ast.Name) for part in ast.walk(node)):  # always true, or always false
                 raise ConditionError(ast.unparse(node))
-            terms.update(compared)
             compare = [_COMPARISONS[type(each)] for each in operators]
-            return lambda values: all(
-                holds(a(values), b(values)) for holds, (a, b) in zip(compare, pairwise(numbers), strict=True)
-            )
+            return all(holds(a, b) for holds, (a, b) in zip(compare, pairwise(numbers), strict=True))
     raise ConditionError(ast.unparse(node))
 
 
-def _number(node: ast.expr, terms: dict[Term, None]) -> Callable[[_Values], float]:
+def _number(node: ast.expr, value_of: Callable[[Term], float]) -> float:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return lambda _: number
+            return number
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return lambda _: -number
+            return -number
         case ast.Call(func=ast.Name(id=function), args=[argument], keywords=[]) if function in _FUNCTIONS:
-            term = Term(function, _key(argument))
-        case _:
-            term = Term("", _key(node))
-    terms[term] = None
-    return lambda values: values[term]
+            return value_of(Term(function, _key(argument)))
+    return value_of(Term("", _key(node)))
 
 
 def _key(node: ast.expr) -> str:
