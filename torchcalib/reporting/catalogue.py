@@ -4,6 +4,7 @@ A new metric gets its line in reports by one entry of `SCORES`, `ERRORS` or `SEL
 declaration of its function.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -358,6 +359,15 @@ def values(members: Sequence[Member], statistics: Mapping[str, Any]) -> dict[str
         elif statistic is not None:
             found |= {member.key: member.estimator.value(statistic) for member in sharing}
     return found
+
+
+def values_of_replicates(members: Sequence[Member], replicates: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return each member in R replicates `(R,)` on the CPU, by key, from their statistics in chunks; see `values`."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for statistics in replicates:
+        for key, column in values(members, statistics).items():
+            found[key].append(column.cpu())
+    return {key: torch.cat(columns) for key, columns in found.items()}
 
 
 def _values_of_sample(members: list[Member], sample: RankedSample) -> dict[str, Tensor]:

@@ -6,9 +6,9 @@ Scores have bootstrap intervals, which need all predictions. For the acronyms se
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torchcalib.display.words import listed
 from torchcalib.functional.binned import equal_width_rows
 from torchcalib.inference.resampling import Interval, resampled_rows
 from torchcalib.inference.testing import CalibrationTest, run_error_tests
-from torchcalib.reporting.catalogue import GROUPS, Catalogue, Member, bins_of, names_of, sample_of, values
+from torchcalib.reporting.catalogue import GROUPS, Catalogue, Member, bins_of, names_of, sample_of, values_of_replicates
 from torchcalib.reporting.lines import Data
 from torchcalib.results.lines import SELECTIVE_GROUP, Line, LineInterval
 
@@ -254,20 +254,19 @@ def _bootstrap(
     """Return each metric in R bootstrap replicates `(R,)` by `Line.key`, and the effective number of clusters."""
     weights, n_clusters = resampled_rows(p, SEED, None if p.groups is None else p.groups.reshape(-1))
     accumulators = {each.statistic: catalogue.accumulators[each.statistic] for each in members}
-    found: dict[str, list[Tensor]] = defaultdict(list)
     n_events = max((accumulator.n_events(p) for accumulator in accumulators.values()), default=1)
-    # The weights of a chunk of replicates are computed once for all statistics. The chunk size bounds the memory.
-    for counts in weights.chunks(N_REPLICATES, n_events) if members else ():
-        replicate = p.resampled(counts)
-        statistics = {name: accumulator.from_predictions(replicate) for name, accumulator in accumulators.items()}
-        for key, column in values(members, statistics).items():
-            found[key].append(column)
-    return {key: torch.cat(columns) for key, columns in found.items()}, n_clusters
+
+    def replicates() -> Iterator[dict[str, Any]]:
+        # The weights of a chunk of replicates are computed once for all statistics. The chunk size bounds the memory.
+        for counts in weights.chunks(N_REPLICATES, n_events) if members else ():
+            replicate = p.resampled(counts)
+            yield {name: accumulator.from_predictions(replicate) for name, accumulator in accumulators.items()}
+
+    return values_of_replicates(members, replicates()), n_clusters
 
 
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:
     """Return the bootstrap interval of a line, without its bias, from its replicates `(R,)`; None if undefined."""
-    replicates = replicates.cpu()
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype, device="cpu"), replicates, LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)
     # Without the bias, the ends may be outside the range of the metric.

@@ -29,7 +29,6 @@ Reference:
     1982).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -54,7 +53,7 @@ from torchcalib.ops.count_moments import deviation_quantiles
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.sorting import order_of
 from torchcalib.reporting.building import ReportBuilder, is_ranked
-from torchcalib.reporting.catalogue import Member, check_size, values
+from torchcalib.reporting.catalogue import Member, check_size, values_of_replicates
 from torchcalib.reporting.comparison.differences import SystemReplicates
 from torchcalib.reporting.lines import Data
 
@@ -200,13 +199,8 @@ class SystemBuilder(ReportBuilder):
 
         def of(members: list[Member], replicates: Callable[[str], Iterator[Any]]) -> dict[str, Tensor]:
             """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
-            found: dict[str, list[Tensor]] = defaultdict(list)
-            for name in parts:
-                sharing = [each for each in members if each.statistic == name]
-                for statistic in replicates(name) if sharing else ():
-                    for key, column in values(sharing, {name: statistic}).items():
-                        found[key].append(column.cpu())
-            return {key: torch.cat(columns) for key, columns in found.items()}
+            names = [name for name in parts if any(each.statistic == name for each in members)]
+            return values_of_replicates(members, ({name: each} for name in names for each in replicates(name)))
 
         def null_replicates(name: str, flips: bool) -> Iterator[Any]:
             part = parts[name]
