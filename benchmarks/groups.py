@@ -15,8 +15,8 @@ from benchmarks.laws import beta, moved, normal_log_odds
 from benchmarks.study import Part, Study, batches, joined, main, percent
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.intervals import ErrorIntervals
+from torchcalib.inference.roots import large_groups, roots_of_differences, roots_of_gaps
 from torchcalib.inference.simulation import BinCells
-from torchcalib.reporting.groups import large_groups, roots_of_differences, roots_of_gaps
 
 N_BINS, AT_ONCE = 15, 2**19  # rows in memory
 LEVEL, SHARED = 0.025, 0.00625  # level of all causes together, and of one of four causes

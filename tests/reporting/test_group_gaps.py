@@ -13,7 +13,8 @@ import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.display.words import p_words, significant
-from torchcalib.reporting.groups import GroupGaps, signed_roots
+from torchcalib.inference.roots import signed_roots
+from torchcalib.reporting.groups import GroupGaps
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.contents import key_numbers
 from torchcalib.reporting.render.html import render

@@ -3,7 +3,7 @@
 A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
 likelihood-ratio statistic, twice the increase of the log-likelihood. A gap of one class has a score statistic instead:
 the squared gap in standard errors. Groups and labels have the score statistic of a bias and a slope, and are tested by
-deviances; see `groups`.
+deviances; see `torchcalib.inference.roots`.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,

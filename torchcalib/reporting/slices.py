@@ -36,6 +36,7 @@ from torchcalib.functional.binned import ece_from_bins
 from torchcalib.inference.adjustment import shrunk_to_mean, step_down
 from torchcalib.inference.clusters import random_signs
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
+from torchcalib.inference.roots import cells_of, clipped_log_odds
 from torchcalib.inference.sample_size import POWER
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.inference.testing import ErrorTest, run_error_test
@@ -43,7 +44,6 @@ from torchcalib.io.errors import shown
 from torchcalib.io.text import combinations, parts_of_combinations
 from torchcalib.ops.segments import cell_sums
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
-from torchcalib.reporting.groups import cells_of, clipped_log_odds
 from torchcalib.results.slice_table import SliceTable
 
 DEPTH, MIN_SIZE = 3, 50
