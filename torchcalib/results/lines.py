@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from torchcalib.display.tables import Cell, Column, attribute_column, interval
 from torchcalib.display.words import capitalised, ends, in_one_line, significant
+from torchcalib.functional.estimator import Better
 
 SELECTIVE_GROUP = "selective prediction"
 """Group of the metrics of selective prediction in `Line.group`. Their keys have no mode."""
 
-Better = Literal["higher", "lower", "nearer to 0"]
 Verdict = Literal["better", "worse", "not significant"]
 
 

@@ -27,11 +27,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.functional.estimator import Better
 from torchcalib.inference.adjustment import step_down
 from torchcalib.inference.resampling import Interval, nominal_tail
 from torchcalib.reporting.testing import LEVEL, interval_of
 from torchcalib.results.lines import (
-    Better,
     ComparedLine,
     Difference,
     Line,
