@@ -173,7 +173,7 @@ def test_table_of_systems_has_a_row_for_each_system_with_its_differences(task):
             line = comparison[key]
             assert cells[place] == significant(line.values[name])
             found = line.differences.get(name)
-            interval = "" if found is None else ends(found.interval.low, found.interval.high, 3)
+            interval = "" if found is None else ends(found.interval.low, found.interval.high)
             expected = "" if found is None else f"{significant(found.beyond_chance)} ({interval})".replace("-", "−")
             assert cells[place + 1] == expected
     assert rows["calibrated"][1] == "baseline"

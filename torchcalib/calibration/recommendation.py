@@ -340,7 +340,7 @@ def _in_words(found: Recommendation, is_faulty: bool) -> str:
     is_certain = True
     if found.interval is not None and math.isfinite(found.interval[0]):
         is_certain = found.interval[0] > 0
-        shown += f" (95% interval {ends(*found.interval, digits=3)})"
+        shown += f" (95% interval {ends(*found.interval)})"
     if found.best is not None:
         uncertain = "" if is_certain else " This gain is uncertain: fit it to more samples."
         return f"Add {name}: it cuts {score} by {shown}{_compared(found)}.{uncertain}"

@@ -169,9 +169,9 @@ def gain(rcl: float) -> str:
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
 
 
-def ends(low: float, high: float, digits: int = 3) -> str:
-    """Format an interval as `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
-    shown = (f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
+def ends(low: float, high: float) -> str:
+    """Format an interval as `"0.018 to 0.024"`, with three significant digits and at most six decimals."""
+    shown = (f"{round(end, 6) + 0:.3g}" for end in (low, high))  # + 0 converts -0 to 0
     return " to ".join(end.replace("inf", "infinity").replace("-", "−") for end in shown)
 
 

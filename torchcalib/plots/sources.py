@@ -13,7 +13,7 @@ from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.images import mean_over_images
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
-from torchcalib.display.words import ends, printable, rounded
+from torchcalib.display.words import printable, rounded
 from torchcalib.functional.binned import BinnedEstimator, calibration_curve
 from torchcalib.functional.decision import BayesRiskCurve, bayes_risk_curve
 from torchcalib.functional.estimator import Estimator
@@ -252,7 +252,7 @@ def binned_series(source: DiagramData, name: str | None) -> list[Series]:
         line = next(line for line in data.lines if line.key == f"ece/{source.mode or next(iter(data.tables))}")
         parts = [f"{_ece_name(data.task == 'multilabel')} {line.value:.3g}"]
         if line.interval is not None:
-            parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
+            parts.append(f"95%: {line.interval}")
         if line.noise_floor is not None:
             parts.append(f"expected if calibrated: {line.noise_floor:.2g}")
         return [Series(name, columns_of(table), "\n".join(parts))]

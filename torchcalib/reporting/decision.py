@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torchcalib.calibration.selection import chi_squared_tail
-from torchcalib.display.words import ends, significant
+from torchcalib.display.words import significant
 from torchcalib.results.decision import Decision, Kind, Safety
 from torchcalib.results.lines import Line
 
@@ -79,7 +79,7 @@ def with_safety(decision: Decision, ecd: Line, threshold: float) -> Decision:
     safety: Safety
     found = ecd.interval
     value, limit = f"ECD is {significant(ecd.value)} nats", f"the threshold {threshold:.3g}"
-    interval = "" if found is None else f" (95% interval {ends(found.low, found.high, 3)})"
+    interval = "" if found is None else f" (95% interval {found})"
     if ecd.value == math.inf or (found is not None and found.low > threshold):
         safety, words = "unsafe", f"Unsafe: {value}{interval}, above {limit}."
     elif found is not None and found.high <= threshold:

@@ -262,7 +262,7 @@ class Ratio(NamedTuple):
         """Sentence with the ratio and its interval; empty if the interval contains 1."""
         if self.low <= 1 <= self.high:
             return ""
-        interval = f"(95% interval {ends(self.low, self.high, 3)})"
+        interval = f"(95% interval {ends(self.low, self.high)})"
         return f" {self.event} are {self.value:.2g} times as frequent as predicted {interval}."
 
 
@@ -465,7 +465,7 @@ def _with_cause(found: Findings, cause: CandidateCause, stage: CalibrationStage 
     size, ratio = found.size_of(cause), found.ratio_of(cause)
     is_classwise = size is found.classwise_size
     name = "Class-wise RMSCE" if is_classwise else f"RMSCE{' of the group' * (kind == 'bad group')}"
-    interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
+    interval = "" if size.interval is None else f" (95% interval {size.interval})"
     in_words = f"{name}, debiased: {significant(size.value)}{interval}."
     words = f"{_affected_labels(found)}{words}{'' if ratio is None else ratio.sentence}"
     # ECE of the top label does not measure errors of other classes.

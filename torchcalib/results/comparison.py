@@ -190,8 +190,7 @@ def system_table(comparison: Comparison) -> Table:
                 return Cell()
             if found.interval is None or found.beyond_chance is None:
                 return number(found.value)
-            bounds = ends(found.interval.low, found.interval.high, 3)
-            return Cell(f"{significant(found.beyond_chance)} ({bounds})", found.beyond_chance)
+            return Cell(f"{significant(found.beyond_chance)} ({found.interval})", found.beyond_chance)
 
         has_chance = any(each.chance is not None for each in line.differences.values())
         header = f"{line.name} difference{' beyond chance' if has_chance else ''} (95% interval)"
@@ -315,7 +314,7 @@ def _in_words(difference: Difference, evidence: str = " ({})") -> str:
         words += f"; the difference beyond chance is {rounded(difference.beyond_chance)}"
     elif value < 0:
         bounds = (-interval.high, -interval.low)
-    found = "" if math.isinf(value) else f"95% interval {ends(*bounds, digits=3)}, "
+    found = "" if math.isinf(value) else f"95% interval {ends(*bounds)}, "
     found += f"p {p_words(p, '= ')}"
     if adjusted is not None and is_significant(p) and not is_significant(adjusted):
         found += f", adjusted p {p_words(adjusted, '= ')}"
