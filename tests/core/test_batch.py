@@ -12,6 +12,7 @@ from processes import run_again_in_tritons_interpreter, run_python
 import torchcalib as tc
 from torchcalib.core.batch import error_of_batch, samples_of, states_after
 from torchcalib.core.state import SumState
+from torchcalib.losses.base import error_of_events
 
 # The interpreter computes with numpy, which warns about values that a kernel discards by `where`.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning")
@@ -220,6 +221,72 @@ def penalty_of(penalty, backend, preds, target, weights):
     return error_of_batch(penalty.input_format, kind, "l1", None, *columns, formula, name)[0]
 
 
+OF_EVENTS = [
+    (partial(tc.losses.SoftBinnedECELoss, n_bins=7), None, 1, "float"),
+    (partial(tc.losses.SoftBinnedECELoss, norm="l1", mode="top_label", temperature=1e-3), "counts", None, "single"),
+    (partial(tc.losses.SoftBinnedECELoss, n_bins=200), "importance", None, "float"),  # more bins than a kernel takes
+    (tc.losses.MMCELoss, "importance", 1, "float"),
+    (partial(tc.losses.MMCELoss, weighted=True, mode="top_label", bandwidth=0.05), "counts", None, "single"),
+    (partial(tc.losses.MMCELoss, weighted=True), None, None, "half"),
+]
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("make", "weights", "ignore_index", "dtype"), OF_EVENTS)
+def test_penalties_of_events_and_their_gradients_are_those_of_the_conversion(
+    make, weights, ignore_index, dtype, task, from_logits, backend, monkeypatch
+):
+    poison(monkeypatch, "empty")
+    penalty = make(task, from_logits=from_logits, ignore_index=ignore_index)
+    preds, target = rows(task, from_logits, OF_NAMES[dtype], n=150)
+    w = weights_of(weights, n=150)
+    for bad in (5, 6, 20, 21, 31):  # invalid rows
+        preds[bad], target[bad] = preds[0], target[0]
+    if ignore_index is not None:
+        preds[7], target[7] = torch.nan, ignore_index
+    if w is not None:
+        w[20], w[40:44], w[3], preds[3] = 1, 1, 0, torch.nan
+    given = preds, target, w
+    fast = partial(events_penalty_of, penalty, backend)
+    found, expected = (value_and_gradient(each, *given) for each in (fast, penalty))
+    bound = {"half": 2e-2, "single": 1e-5, "float": 1e-12}[dtype]
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.cpu(), y, rtol=bound, atol=bound / 100)
+    few = rows(task, from_logits, n=3)
+    second, expected = (
+        torch.autograd.functional.hessian(lambda x, each=each: each(x, few[1], None), few[0])
+        for each in (fast, penalty)
+    )
+    torch.testing.assert_close(second, expected)
+    target[0] = 9
+    assert fast(*given).isnan() or (w is not None and w[0] == 0)
+    nothing = torch.zeros(150)
+    assert fast(preds, target, nothing).isnan()
+    assert value_and_gradient(fast, preds[:1], torch.zeros(1, dtype=torch.int64), None)[1].isfinite().all()
+
+
+def events_penalty_of(penalty, backend, preds, target, weights):
+    """Return the penalty of a batch, as a `PenaltyLoss` computes it on an accelerator."""
+    name, device = backend
+    columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
+    return error_of_events(penalty.penalty, penalty.input_format, *columns, name)
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_other_penalties_are_computed_from_the_conversion(backend):
+    preds, target = rows("multiclass", True, n=40)
+    for penalty in (
+        tc.losses.MMCELoss("multiclass", from_logits=True, mode="classwise"),
+        tc.losses.SoftBinnedECELoss("multiclass", from_logits=True, nan_policy="drop"),
+    ):
+        assert events_penalty_of(penalty, backend, preds, target, None) is None
+    penalty = tc.losses.MMCELoss("multiclass", from_logits=True)
+    assert events_penalty_of(penalty, backend, preds, preds.softmax(-1), None) is None
+    assert events_penalty_of(penalty, backend, preds, target, torch.ones(40).requires_grad_()) is None
+
+
 def value_and_gradient(penalty, preds, *others):
     preds = preds.clone().requires_grad_()
     value = penalty(preds, *others)
@@ -227,7 +294,9 @@ def value_and_gradient(penalty, preds, *others):
 
 
 ERRORS = [(tc.ECE, None, None, "float"), (tc.RMSCE, "importance", 1, "single"), (tc.MCE, "counts", None, "half"),
-          (tc.MeanBinError, None, -7, "float"), (tc.ESCE, "importance", None, "float")]  # fmt: skip
+          (tc.MeanBinError, None, -7, "float"), (tc.ESCE, "importance", None, "float"),
+          (partial(tc.RMSCE, debiased=True, n_bins=5), "importance", None, "float"),
+          (partial(tc.ECE, debiased=True, n_bins=5), "counts", 1, "float")]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -342,6 +411,7 @@ def test_triton_needs_few_launches(task, dtype, backend, monkeypatch):
 # Largest numbers of launches of `forward` and of operations without a kernel, binary and multi-class
 LAUNCHES = {
     **dict.fromkeys((tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.MeanBinError), (3, 5)),
+    **dict.fromkeys((partial(tc.ECE, debiased=True), partial(tc.RMSCE, debiased=True)), (3, 5)),
     **dict.fromkeys((tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy), (5, 7)),
 }
 
@@ -355,9 +425,9 @@ def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backen
     penalty = tc.losses.ECELoss(task, from_logits=True)
     preds.requires_grad_()
     jobs = [(lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds), 8)]
-    if task == "binary":  # rows of several classes need the kernels of `ops.softmax_stats`
-        soft = tc.losses.SoftBinnedECELoss(task, from_logits=True)
-        jobs.append((lambda: torch.autograd.grad(soft(preds, target), preds), 44))
+    for make in (tc.losses.SoftBinnedECELoss, tc.losses.MMCELoss):
+        fast = partial(events_penalty_of, make(task, from_logits=True), backend)
+        jobs.append((lambda fast=fast: torch.autograd.grad(fast(preds, target, None), preds), 8))
     for make, most in LAUNCHES.items():
         metric = make(**options)
         given = metric, metric.state.to(backend[1]), preds.detach(), target, None, backend
@@ -417,14 +487,20 @@ TYPES |= {"tiles": "*i64", "terms": "*i64", "weights": "*fp32", "target": "*i64"
 TYPES |= dict.fromkeys(("stride", "label_stride", "weight_stride", "ignore"), "i64")
 TYPES |= dict.fromkeys(("n", "size", "n_sums", "n_terms", "n_parts"), "i32")
 READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True, "drops_invalid": False}
+READ |= {"debiased": True}
 TYPES |= {"slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
+TYPES |= dict.fromkeys(("confidence", "weight", "grads", "temperature", "bandwidth", "of_events", "factors"), "*fp64")
 TYPES |= {"score": "*fp32", "outcome": "*u8", "n_ignored": "*fp64", "n_classes": "i32"}
 TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
 TYPES |= dict.fromkeys(("n_bins", "n_new", "right", "of_top"), "i32")
 ADD = {"at_once": 64, "block": 16}
 KERNELS = [("_add", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
-            itertools.product(("_read", "_slope", "_rank"), (True, False), (True, False))]  # fmt: skip
+            itertools.product(("_read", "_slope", "_fill_events", "_rank"), (True, False), (True, False))]  # fmt: skip
+KERNELS += [("_fill_gradient", {"chunk": 128, "logits": logits}) for logits in (True, False)]
+OF_PENALTIES = [("_add_soft", {"chunk": 32, "bins": 16}), ("_fill_soft_gradient", {"chunk": 32, "bins": 16}),
+                ("_add_pairs", {"chunk": 32}), ("_fill_embedding_error", {"weighted": True, "block": 128}),
+                ("_fill_embedding_gradient", {"chunk": 128})]  # fmt: skip
 
 
 @pytest.mark.extended
@@ -434,6 +510,15 @@ KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binar
 def test_kernel_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
     types = {**TYPES, **dict.fromkeys(("values", "out"), "*bf16" if constants.get("binary") else "*fp64")}
     assert_compiles("batch.triton", kernel, types, constants, monkeypatch, tmp_path)
+
+
+@pytest.mark.extended
+@needs_compiler
+@NEEDS_TRITON
+@pytest.mark.parametrize(("kernel", "constants"), OF_PENALTIES)
+def test_kernel_of_penalties_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
+    types = {**TYPES, **dict.fromkeys(("outcome", "weights", "out"), "*fp64"), "error": "*fp32"}
+    assert_compiles("penalties.triton", kernel, types, constants, monkeypatch, tmp_path)
 
 
 # torch.compile

@@ -18,9 +18,11 @@ from torchcalib.core.arguments import (
     unknown_argument,
     weights_from,
 )
+from torchcalib.core.batch import events_of_batch
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
+from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
 
 _OPTIONS = InputOptions.__annotations__.keys() - {"weights", "batch_dims"}
@@ -32,6 +34,19 @@ class Penalty(Protocol):
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the penalty for each batch element, `(...)`; class-wise for each class or label, `(..., C)`."""
+
+
+class EventPenalty(Penalty, Protocol):
+    """Interface of penalties that depend on the confidences, outcomes and weights of events."""
+
+    @property
+    def mode(self) -> Mode:
+        """Definition of the events."""
+
+    def of_events(
+        self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
+    ) -> Tensor:
+        """Return the penalty `(...)` in a dtype, for `weighted_events` `(..., N)`."""
 
 
 class PenaltyLoss(nn.Module):
@@ -79,6 +94,11 @@ class PenaltyLoss(nn.Module):
         return self._of_batch(self.input_format, preds, target, weights)
 
     def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        penalty: Any = self.penalty
+        if not _is_on_cpu(preds) and hasattr(penalty, "of_events"):
+            found = error_of_events(penalty, input_format, preds, target, weights)
+            if found is not None:
+                return found
         p = input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         value = self.penalty.from_predictions(p)
         return (value.mean() if value.dim() else value).to(p.dtype)
@@ -86,6 +106,22 @@ class PenaltyLoss(nn.Module):
     def extra_repr(self) -> str:
         """Return the penalty, the task and `from_logits` as text, which `repr` includes."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
+
+
+def error_of_events(
+    penalty: EventPenalty,
+    input_format: InputFormat,
+    preds: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    backend: Backend = "auto",
+) -> Tensor | None:
+    """Return the penalty of a batch of labels in few launches of Triton; None for other batches and devices."""
+    events = events_of_batch(
+        input_format, penalty.mode, preds, target, weights, lambda p: weighted_events(p, penalty.mode), backend
+    )
+    dtype = torch.promote_types(preds.dtype, torch.float32)
+    return None if events is None else penalty.of_events(*events, dtype, backend)
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:

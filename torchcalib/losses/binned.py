@@ -26,6 +26,8 @@ from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, error_of_bins, rmsce_from_bins
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.penalties import SoftBinning, soft_error
 
 Norm = Literal["l1", "l2"]
 _MAX_BINS = 2**20
@@ -58,11 +60,18 @@ class SoftBins:
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the error for each batch element; see `Penalty.from_predictions`."""
-        confidence, outcome, n = weighted_events(p, self.mode)
-        centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
-        member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
-        bins = BinStats(torch.stack((n, n * confidence, n * outcome), -2) @ member)
-        return error_of_bins(ece_from_bins if self.norm == "l1" else rmsce_from_bins, bins)
+        events = weighted_events(p, self.mode)
+        return self.of_events(*events, events[0].dtype)
+
+    def of_events(
+        self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
+    ) -> Tensor:
+        """Return the error `(...)` for events `(..., N)`; see `EventPenalty.of_events`."""
+        bins = SoftBinning(self.n_bins, self.temperature, self.norm)
+        return soft_error(confidence, outcome, weights, bins, self._of_sums, dtype, backend)
+
+    def _of_sums(self, sums: Tensor) -> Tensor:
+        return error_of_bins(ece_from_bins if self.norm == "l1" else rmsce_from_bins, BinStats(sums))
 
 
 class ECELoss(PenaltyLoss):

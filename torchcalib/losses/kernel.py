@@ -24,8 +24,10 @@ from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.functional.kernel import DirichletSettings, KernelSettings
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
-from torchcalib.ops.logs import root, wide_dtype
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
+from torchcalib.ops.penalties import Similarity, embedding_error
 
 
 @dataclass(frozen=True)
@@ -42,37 +44,14 @@ class SimilarConfidences:
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the error for each batch element; see `Penalty.from_predictions`."""
-        confidence, outcome, weights = weighted_events(p, self.mode)
-        if self.weighted:
-            residual = _terms_of_mean(1 - confidence, weights * outcome)
-            residual = residual - _terms_of_mean(confidence, weights * (1 - outcome))
-        else:
-            residual = _terms_of_mean(outcome - confidence, weights)
-        columns = torch.stack((confidence.expand_as(residual), residual))
-        # The gradient for equal confidences depends on their order.
-        # The mean over both orders gives |a - b| the gradient 0 where a = b.
-        of_orders = _laplacian_form(torch.stack((columns, columns.flip(-1)), 1), self.bandwidth)
-        error = root(of_orders.mean(0).clamp(min=0))
-        return torch.where(weights.sum(-1) > 0, error, torch.nan)
+        events = weighted_events(p, self.mode)
+        return self.of_events(*events, events[0].dtype)
 
-
-def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
-    """Return the terms x_i w_i / sum_j w_j of the weighted mean of x, `(..., N)`; 0 if all weights w are 0."""
-    total = weights.sum(-1, keepdim=True)
-    return x * weights / total.masked_fill(total == 0, 1)
-
-
-def _laplacian_form(columns: Tensor, bandwidth: float) -> Tensor:
-    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth), `(...)`, for columns x in [0, 1] and d, `(2, ..., N)`.
-
-    For ascending x and i < j, the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth). So a cumulative sum replaces
-    the sum over N^2 pairs. No differences are computed, so there is no cancellation.
-    """
-    order = columns[0].detach().argsort(dim=-1, stable=True)
-    x, d = columns.gather(-1, order.expand_as(columns)).unbind()
-    rise = ((x - 0.5) / bandwidth).exp()
-    upto = (d * rise).cumsum(-1) / rise  # sum over j <= i of d_j times the kernel
-    return (d * (2 * upto - d)).sum(-1)
+    def of_events(
+        self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
+    ) -> Tensor:
+        """Return the error `(...)` for events `(..., N)`; see `EventPenalty.of_events`."""
+        return embedding_error(confidence, outcome, weights, Similarity(self.bandwidth, self.weighted), dtype, backend)
 
 
 def mmce(

@@ -56,7 +56,7 @@ def binned_gradient(
     rule: BinRule,
     slopes: Tensor,
     upstream: Tensor,
-    drops_invalid: bool,
+    error: BinnedError,
 ) -> Tensor:
     """Return the gradient of `binned_error` in the predictions, in one launch if binary, otherwise in two.
 
@@ -64,14 +64,45 @@ def binned_gradient(
     """
     values = columns.values
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    grads = out if rows is None else torch.empty_like(rows[0])
+    grads = out if rows is None else torch.empty(len(values), dtype=torch.float64, device=values.device)
+    is_debiased = error.norm.startswith("debiased")
     with torch.cuda.device_of(values):
         _slope[(triton.cdiv(len(values), _PIECE),)](
-            *_arguments(columns, rows), slopes[1], upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
-            int(rule.right), int(rule.of_top), drops_invalid, *_options(columns, rows), _PIECE, num_warps=4,
+            *_arguments(columns, rows), slopes, upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
+            int(rule.right), int(rule.of_top), error.drops_invalid, is_debiased, *_options(columns, rows), _PIECE,
+            num_warps=4,
         )  # fmt: skip
     if rows is not None:
         softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
+    return out
+
+
+def events(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.events` in one launch."""
+    values, n = columns.values, len(columns.values)
+    confidence, outcome, weight = (torch.empty(n, dtype=torch.float64, device=values.device) for _ in range(3))
+    with torch.cuda.device_of(values):
+        _fill_events[(triton.cdiv(n, _PIECE),)](
+            *_arguments(columns, rows), confidence, outcome, weight, n, columns.ignore_index or 0, int(of_top),
+            *_options(columns, rows), _PIECE, num_warps=4,
+        )  # fmt: skip
+    return confidence, outcome, weight
+
+
+def events_gradient(
+    columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool, weight: Tensor, grads: Tensor
+) -> Tensor:
+    """Return the gradient in the predictions in one launch, from `grads` in the confidences of `batch.events`."""
+    values = columns.values
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    with torch.cuda.device_of(values):
+        if rows is not None:
+            softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
+        else:
+            _fill_gradient[(triton.cdiv(len(values), _PIECE),)](
+                values, values.stride(0), weight, grads.contiguous(), out, len(values), int(of_top),
+                columns.from_logits, _PIECE, num_warps=4,
+            )  # fmt: skip
     return out
 
 
@@ -326,38 +357,77 @@ def _add(
 @triton.jit(do_not_specialize=["n", "ignore", "n_bins", "right", "of_top"])
 def _slope(
     values, tops, stride, target, label_stride, weights, weight_stride, slopes, upstream, out, n, ignore, n_bins,
-    right, of_top, drops_invalid: tl.constexpr, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr,
-    logits: tl.constexpr, chunk: tl.constexpr,
+    right, of_top, drops_invalid: tl.constexpr, debiased: tl.constexpr, weighted: tl.constexpr,
+    has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of an error in binary predictions, or in the scores `(4, n)` of multi-class rows.
+    """Store the gradient of an error in binary predictions, or in the confidences `(n,)` of multi-class rows.
 
-    It is the weight of a row times the derivative `slopes` in the sum of the confidences of its bin.
+    A confidence p of weight w and outcome y adds w p, and for a debiased error w (y - p)^2, to the sums of its bin. The
+    derivatives in these sums are `slopes` `(F, B)`.
     """
     row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
     inside = row < n
     label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
-    p, _, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
     w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
-    slope = tl.load(slopes + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0), mask=inside, other=0)
+    bin_slopes = slopes + n_bins + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0)
+    slope = tl.load(bin_slopes, mask=inside, other=0)
+    if debiased:
+        slope -= 2 * (y - p) * tl.load(bin_slopes + 5 * n_bins, mask=inside, other=0)
     slope = tl.where(w == 0, 0.0, w * slope * tl.load(upstream).to(tl.float64))
     if not drops_invalid:
         slope = tl.where(broken, float("nan"), slope)
     if binary:
-        x = tl.load(values + row * stride, mask=inside & (w != 0), other=0).to(tl.float64)
-        centre = 0.0 if logits else 0.5
-        falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
-        if logits:
-            e = tl.exp(-tl.abs(x))
-            slope *= e / ((1 + e) * (1 + e))
-            slope = tl.where((of_top != 0) & (x == 0), 0.0, slope)  # |x| has the gradient 0
-        slope = tl.where(falls, -slope, slope)
-        if out.dtype.element_ty != tl.float64:
-            slope = slope.to(tl.float32)  # from which every narrower dtype can be rounded
-        tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+        _store_slope(values, stride, slope, out, row, inside & (w != 0), inside, of_top, logits)
     else:
-        for k in tl.static_range(3):
-            tl.store(out + k * n.to(tl.int64) + row, tl.zeros([chunk], tl.float64), mask=inside)
-        tl.store(out + 3 * n.to(tl.int64) + row, slope, mask=inside)
+        tl.store(out + row, slope, mask=inside)
+
+
+@triton.jit
+def _store_slope(values, stride, slope, out, row, used, inside, of_top, logits: tl.constexpr):
+    """Store the derivatives in binary predictions, from those in the confidences of their events."""
+    x = tl.load(values + row * stride, mask=used, other=0).to(tl.float64)
+    centre = 0.0 if logits else 0.5
+    falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
+    if logits:
+        e = tl.exp(-tl.abs(x))
+        slope *= e / ((1 + e) * (1 + e))
+        slope = tl.where((of_top != 0) & (x == 0), 0.0, slope)  # |x| has the gradient 0
+    slope = tl.where(falls, -slope, slope)
+    if out.dtype.element_ty != tl.float64:
+        slope = slope.to(tl.float32)  # from which every narrower dtype can be rounded
+    tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "ignore", "of_top"])
+def _fill_events(
+    values, tops, stride, target, label_stride, weights, weight_stride, confidence, outcome, weight, n, ignore, of_top,
+    weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Store confidence, outcome and weight of the event of each row; 0.5, 0 and 0 in a row without weight.
+
+    The weight of an invalid row is NaN.
+    """
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+    p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    tl.store(confidence + row, tl.where(w == 0, 0.5, p), mask=inside)
+    tl.store(outcome + row, tl.where(w == 0, 0.0, y), mask=inside)
+    tl.store(weight + row, tl.where(broken, float("nan"), w), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "of_top"])
+def _fill_gradient(
+    values, stride, weight, grads, out, n, of_top, logits: tl.constexpr, chunk: tl.constexpr
+):  # fmt: skip
+    """Store the gradient in binary predictions, from that in the confidences of `_fill_events`."""
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    used = tl.load(weight + row, mask=inside, other=0) != 0
+    slope = tl.load(grads + row, mask=used, other=0)
+    _store_slope(values, stride, slope, out, row, used, inside, of_top, logits)
 
 
 @triton.jit(do_not_specialize=["n", "ignore", "of_top"])
