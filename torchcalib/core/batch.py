@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,16 @@ from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain, mode_of
 
 T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """Arguments of a call for a batch, and the backend of its operations."""
+
+    input_format: InputFormat
+    preds: Tensor
+    target: Tensor
+    weights: Tensor | None
+    backend: Backend = "auto"
 
 
 def states_after(
@@ -93,13 +103,7 @@ def error_of_batch(
 
 
 def events_of_batch(
-    input_format: InputFormat,
-    mode: Mode,
-    preds: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    formula: Callable[[Predictions], tuple[Tensor, Tensor, Tensor]],
-    backend: Backend = "auto",
+    batch: Batch, mode: Mode, formula: Callable[[Predictions], tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return confidences, outcomes and weights of the events of a batch `(N,)`, float64, by Triton.
 
@@ -107,16 +111,28 @@ def events_of_batch(
     have a gradient. Return None for other batches, modes and devices. `formula` is the same differentiable function of
     the predictions.
     """
-    columns = None
-    if mode in ("positive", "top_label"):
-        columns = _columns_with_gradient(input_format, preds, target, weights, backend)
+    if mode not in ("positive", "top_label"):
+        return None
+    found = columns_with_gradient(batch, formula)
+    return None if found is None else events(found[0], mode == "top_label", found[1], batch.backend)
+
+
+def columns_with_gradient(
+    batch: Batch, formula: Callable[[Predictions], T]
+) -> tuple[Columns, Callable[[Tensor], T]] | None:
+    """Return the columns of a batch of labels that Triton reads, whose predictions may have a gradient.
+
+    The second result is `formula`, a function of the predictions, as a function of the values of the columns. Invalid
+    rows then have the weight NaN. Return None for other batches and devices.
+    """
+    columns = _columns_with_gradient(*batch)
     if columns is None:
         return None
 
-    def of_batch(how: InputFormat, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def of_batch(how: InputFormat, *given: Any) -> T:
         return formula(how.read(*given, batch_shape=(), wait=False))
 
-    return events(columns, mode == "top_label", _of_values(input_format, columns, of_batch), backend)
+    return columns, _of_values(batch.input_format, columns, of_batch)
 
 
 def _columns_with_gradient(

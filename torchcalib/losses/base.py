@@ -1,5 +1,6 @@
 """Base class of training penalties as modules, and functions that penalties share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Protocol, Unpack
@@ -18,9 +19,9 @@ from torchcalib.core.arguments import (
     unknown_argument,
     weights_from,
 )
-from torchcalib.core.batch import events_of_batch
+from torchcalib.core.batch import Batch, events_of_batch
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
-from torchcalib.core.inputs import InputFormat, input_format_of, read_input
+from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
@@ -35,18 +36,38 @@ class Penalty(Protocol):
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the penalty for each batch element, `(...)`; class-wise for each class or label, `(..., C)`."""
 
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the penalty of a batch of labels in few launches of Triton; None for other batches and devices.
 
-class EventPenalty(Penalty, Protocol):
-    """Interface of penalties that depend on the confidences, outcomes and weights of events."""
+        Invalid rows make it NaN. It has the dtype of the predictions, at least float32.
+        """
 
-    @property
-    def mode(self) -> Mode:
-        """Definition of the events."""
 
+class EventPenalty(ABC):
+    """Base class of penalties that are functions of the events of a batch."""
+
+    mode: Mode
+    """Definition of the events."""
+
+    @abstractmethod
     def of_events(
         self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
     ) -> Tensor:
-        """Return the penalty `(...)` in a dtype, for `weighted_events` `(..., N)`."""
+        """Return the penalty `(...)` in a dtype, for the results of `weighted_events`, `(..., N)`."""
+
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the penalty for each batch element; see `Penalty.from_predictions`."""
+        events = weighted_events(p, self.mode)
+        return self.of_events(*events, events[0].dtype)
+
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the penalty of a batch in few launches of Triton; see `Penalty.of_batch`."""
+
+        def formula(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
+            return weighted_events(p, self.mode)
+
+        events = events_of_batch(batch, self.mode, formula)
+        return None if events is None else self.of_events(*events, value_dtype(batch), batch.backend)
 
 
 class PenaltyLoss(nn.Module):
@@ -91,15 +112,11 @@ class PenaltyLoss(nn.Module):
     ) -> Tensor:
         """Return the penalty for a batch as a scalar."""
         weights = weights_from(weights, sample_weight)
-        return self._of_batch(self.input_format, preds, target, weights)
-
-    def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        penalty: Any = self.penalty
-        if not _is_on_cpu(preds) and hasattr(penalty, "of_events"):
-            found = error_of_events(penalty, input_format, preds, target, weights)
-            if found is not None:
-                return found
-        p = input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
+        is_on_cpu = _is_on_cpu(preds)
+        found = None if is_on_cpu else self.penalty.of_batch(Batch(self.input_format, preds, target, weights))
+        if found is not None:
+            return found
+        p = self.input_format.read(preds, target, weights, batch_shape=(), wait=is_on_cpu)
         value = self.penalty.from_predictions(p)
         return (value.mean() if value.dim() else value).to(p.dtype)
 
@@ -108,20 +125,9 @@ class PenaltyLoss(nn.Module):
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
-def error_of_events(
-    penalty: EventPenalty,
-    input_format: InputFormat,
-    preds: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    backend: Backend = "auto",
-) -> Tensor | None:
-    """Return the penalty of a batch of labels in few launches of Triton; None for other batches and devices."""
-    events = events_of_batch(
-        input_format, penalty.mode, preds, target, weights, lambda p: weighted_events(p, penalty.mode), backend
-    )
-    dtype = torch.promote_types(preds.dtype, torch.float32)
-    return None if events is None else penalty.of_events(*events, dtype, backend)
+def value_dtype(batch: Batch) -> torch.dtype:
+    """Return the dtype of the penalty of a batch: that of the predictions, at least float32."""
+    return torch.promote_types(batch.preds.dtype, torch.float32)
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Training penalties over bins: expected calibration error (ECE) with hard or soft bin membership."""
 
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torchcalib.core.arguments import (
     task_of,
     with_resolved_task,
 )
-from torchcalib.core.batch import error_of_batch
+from torchcalib.core.batch import Batch, error_of_batch
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.inputs import InputFormat
@@ -25,7 +25,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, error_of_bins, rmsce_from_bins
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
+from torchcalib.losses.base import EventPenalty, Penalty, PenaltyLoss, evaluate, event_mode
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.penalties import SoftBinning, soft_error
 
@@ -34,7 +34,7 @@ _MAX_BINS = 2**20
 
 
 @dataclass(frozen=True)
-class HardBins:
+class HardBins(Penalty):
     """Expected calibration error over equal-width bins as a `Penalty`; see `torchcalib.functional.ece`."""
 
     bins: EqualWidthBins
@@ -43,9 +43,21 @@ class HardBins:
         """Return the error for each batch element; see `Penalty.from_predictions`."""
         return error_of_bins(ece_from_bins, self.bins.from_predictions(p))
 
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the error of a batch in few launches of Triton; see `Penalty.of_batch`."""
+        kind = SumState(self.bins, (self.bins.n_quantities, self.bins.n_cells))  # of labels of one event
+        how, preds, target, weights, backend = batch
+
+        def formula(how: InputFormat, *given: Any) -> Tensor:
+            p = how.read(*given, batch_shape=(), wait=False)
+            return self.from_predictions(p).to(p.dtype)
+
+        found = error_of_batch(how, kind, "l1", None, preds, target, weights, formula, backend)
+        return None if found is None else found[0]
+
 
 @dataclass(frozen=True)
-class SoftBins:
+class SoftBins(EventPenalty):
     """Calibration error over bins with soft membership as a `Penalty`; see `soft_binned_ece`."""
 
     mode: Mode
@@ -58,15 +70,10 @@ class SoftBins:
         check_positive("temperature", self.temperature)
         check_choice("norm", self.norm, get_args(Norm))
 
-    def from_predictions(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.from_predictions`."""
-        events = weighted_events(p, self.mode)
-        return self.of_events(*events, events[0].dtype)
-
     def of_events(
         self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
     ) -> Tensor:
-        """Return the error `(...)` for events `(..., N)`; see `EventPenalty.of_events`."""
+        """Return the error `(...)`; see `EventPenalty.of_events`."""
         bins = SoftBinning(self.n_bins, self.temperature, self.norm)
         return soft_error(confidence, outcome, weights, bins, self._of_sums, dtype, backend)
 
@@ -95,8 +102,6 @@ class ECELoss(PenaltyLoss):
         >>> loss.backward()
     """
 
-    penalty: HardBins
-
     def __init__(
         self,
         task: Task | None = None,
@@ -111,14 +116,6 @@ class ECELoss(PenaltyLoss):
         check_flag("right", right)
         bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
         super().__init__(HardBins(bins), task=task, **options)
-
-    def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        found, formula = None, super()._of_batch
-        if isinstance(preds, Tensor) and not preds.is_cpu:
-            bins = self.penalty.bins
-            kind = SumState(bins, (bins.n_quantities, bins.n_cells))  # of labels of one event
-            found = error_of_batch(input_format, kind, "l1", None, preds, target, weights, formula)
-        return formula(input_format, preds, target, weights) if found is None else found[0]
 
 
 def soft_binned_ece(

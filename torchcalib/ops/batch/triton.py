@@ -167,7 +167,7 @@ def _times(a, b):
 
 
 @triton.jit
-def _weights(
+def weights_of(  # noqa: ANN201
     row, end, label, weights, weight_stride, valid, ignore, weighted: tl.constexpr, has_ignore: tl.constexpr
 ):  # fmt: skip
     """Return the weights of rows, 0 for ignored and invalid rows, and a mask of the invalid ones."""
@@ -276,7 +276,7 @@ def _read(
             inside = row < end
             label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
             p, hit, valid = _event(values, tops, stride, row, inside, label, 1, binary, logits)
-            w, broken = _weights(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+            w, broken = weights_of(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
             log_prob, error, entropy = _scores(values, stride, row, inside, label, binary, logits)
             n_invalid += broken.to(tl.float64)
             weight += w
@@ -308,7 +308,7 @@ def _read(
             inside = row < end
             label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
             p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-            w, _ = _weights(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+            w, _ = weights_of(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
             p = tl.where(w == 0, 0.0, p)
             in_bin = (w != 0)[None, :] & (bin_of(p, n_bins, right != 0)[None, :] == program_bins[:, None])
             v = w * (p * (1 - p))
@@ -369,7 +369,7 @@ def _slope(
     inside = row < n
     label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
     p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    w, broken = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
     bin_slopes = slopes + n_bins + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0)
     slope = tl.load(bin_slopes, mask=inside, other=0)
     if debiased:
@@ -412,7 +412,7 @@ def _fill_events(
     inside = row < n
     label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
     p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    w, broken = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
     tl.store(confidence + row, tl.where(w == 0, 0.5, p), mask=inside)
     tl.store(outcome + row, tl.where(w == 0, 0.0, y), mask=inside)
     tl.store(weight + row, tl.where(broken, float("nan"), w), mask=inside)
@@ -440,7 +440,7 @@ def _rank(
     inside = row < n
     label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
     p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    w, broken = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
     if binary and logits:
         p = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
         p = tl.where(of_top != 0, tl.abs(p), p)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.operation import fused
 from torchcalib.ops.penalties import formula
-from torchcalib.ops.penalties.formula import Similarity, SoftBinning
+from torchcalib.ops.penalties.formula import Laplacian, SoftBinning
 
-__all__ = ["Similarity", "SoftBinning", "embedding_error", "soft_error"]
+__all__ = ["Laplacian", "SoftBinning", "embedding_error", "soft_error"]
 
 _MAX_BINS = 128  # largest number of soft bins whose sums fit into the registers of a program
 _MAX_PAIRED = 4096  # largest number of events for which a sum over all pairs is faster than sorting
@@ -45,7 +45,7 @@ def embedding_error(
     confidence: Tensor,
     outcome: Tensor,
     weights: Tensor,
-    kernel: Similarity,
+    kernel: Laplacian,
     dtype: torch.dtype,
     backend: Backend = "auto",
 ) -> Tensor:

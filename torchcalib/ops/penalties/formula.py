@@ -20,7 +20,7 @@ class SoftBinning(NamedTuple):
     norm: Literal["l1", "l2"]
 
 
-class Similarity(NamedTuple):
+class Laplacian(NamedTuple):
     """Kernel exp(-|p_i - p_j| / bandwidth), and the mean of the residuals; see `losses.mmce`."""
 
     bandwidth: float
@@ -43,7 +43,7 @@ def soft_error(
 
 
 def embedding_error(
-    confidence: Tensor, outcome: Tensor, weights: Tensor, kernel: Similarity, dtype: torch.dtype
+    confidence: Tensor, outcome: Tensor, weights: Tensor, kernel: Laplacian, dtype: torch.dtype
 ) -> Tensor:
     """Return the root of sum_ij d_i d_j exp(-|p_i - p_j| / bandwidth) for residuals d; NaN without weight."""
     if kernel.weighted:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums.triton import bin_errors
 from torchcalib.ops.host_values import constant
-from torchcalib.ops.penalties.formula import Similarity, SoftBinning
+from torchcalib.ops.penalties.formula import Laplacian, SoftBinning
 
 _CHUNK = 32  # events that a program loads at a time
 _PIECE, _PIECES = 128, 128  # smallest number of events per program, and largest number of programs that share them
@@ -49,7 +49,7 @@ def soft_gradient(
 
 
 def embedding_error(
-    confidence: Tensor, outcome: Tensor, weights: Tensor, kernel: Similarity, dtype: torch.dtype
+    confidence: Tensor, outcome: Tensor, weights: Tensor, kernel: Laplacian, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `penalties.embedding_error` in two launches, with sums of each event, and factors of its residual."""
     n = len(confidence)
