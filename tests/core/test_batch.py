@@ -184,6 +184,7 @@ PENALTIES = [
     (partial(tc.losses.ECELoss, n_bins=20, mode="top_label"), None, None, "half"),
     (partial(tc.losses.SoftBinnedECELoss, n_bins=7), None, 1, "float"),
     (partial(tc.losses.SoftBinnedECELoss, norm="l1", mode="top_label", temperature=1e-3), "counts", None, "single"),
+    (partial(tc.losses.SoftBinnedECELoss, n_bins=100), None, None, "float"),
     (partial(tc.losses.SoftBinnedECELoss, n_bins=200), "importance", None, "float"),  # more bins than a kernel takes
     (tc.losses.MMCELoss, "importance", 1, "float"),
     (partial(tc.losses.MMCELoss, weighted=True, mode="top_label", bandwidth=0.05), "counts", None, "single"),
@@ -485,7 +486,7 @@ KERNELS = [("_add", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
             itertools.product(("_read", "_slope", "_fill_events", "_rank"), (True, False), (True, False))]  # fmt: skip
 KERNELS += [("_fill_gradient", {"chunk": 128, "logits": logits}) for logits in (True, False)]
-OF_PENALTIES = [("_add_soft", {"chunk": 32, "bins": 16}), ("_fill_soft_gradient", {"chunk": 32, "bins": 16}),
+OF_PENALTIES = [("_add_soft", {"chunk": 8, "bins": 128}), ("_fill_soft_gradient", {"chunk": 32, "bins": 16}),
                 ("_add_pairs", {"chunk": 32}), ("_fill_embedding_error", {"weighted": True, "block": 128}),
                 ("_fill_embedding_gradient", {"chunk": 128})]  # fmt: skip
 OF_PAIRS = [("_fill_mean", {"of_pairs": True, "block": 1024}), ("_fill_means", {"tile": 16, "block": 32, "width": 256})]

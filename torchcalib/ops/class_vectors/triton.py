@@ -173,7 +173,7 @@ def _number(value: float, device: torch.device) -> Tensor:
 def _log_gamma(x):
     """Return log Gamma(x) for x >= 1: x is raised above 10 by Gamma(x + 1) = x Gamma(x), then Stirling's series."""
     product = x * 0 + 1
-    for _ in tl.static_range(10):
+    for _ in range(10):  # not unrolled, which would take the registers of several steps
         is_small = x < 10
         product = tl.where(is_small, product * x, product)
         x = tl.where(is_small, x + 1, x)
@@ -186,7 +186,7 @@ def _log_gamma(x):
 def _digamma(x):
     """Return the derivative of log Gamma(x) for x >= 1, by the steps of `_log_gamma`."""
     total = x * 0
-    for _ in tl.static_range(10):
+    for _ in range(10):  # not unrolled, which would take the registers of several steps
         is_small = x < 10
         total += tl.where(is_small, 1 / x, 0.0)
         x = tl.where(is_small, x + 1, x)

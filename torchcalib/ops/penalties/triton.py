@@ -15,7 +15,7 @@ from torchcalib.ops.bin_sums.triton import bin_errors
 from torchcalib.ops.host_values import constant
 from torchcalib.ops.penalties.formula import Laplacian, SoftBinning
 
-_CHUNK = 32  # events that a program loads at a time
+_CHUNK, _TILE = 32, 1024  # largest numbers of events, and of memberships in bins, that a program computes at a time
 _PIECE, _PIECES = 128, 128  # smallest number of events per program, and largest number of programs that share them
 _N_SUMS = tl.constexpr(5)  # sums over pairs and events, see `_add_pairs`
 
@@ -27,10 +27,11 @@ def soft_error(
     n = len(confidence)
     size = max(_PIECE, triton.cdiv(n, _PIECES))
     parts = torch.empty(triton.cdiv(n, size), 3, bins.n_bins, dtype=torch.float64, device=confidence.device)
+    chunk, width = _tile(bins)
     with torch.cuda.device_of(parts):
         _add_soft[(len(parts),)](
-            confidence, outcome, weights, _number(bins.temperature, parts.device), parts, n, size, bins.n_bins, _CHUNK,
-            triton.next_power_of_2(bins.n_bins), num_warps=4,
+            confidence, outcome, weights, _number(bins.temperature, parts.device), parts, n, size, bins.n_bins, chunk,
+            width, num_warps=4,
         )  # fmt: skip
     return bin_errors(parts, bins.norm, None, dtype, in_parts=True)
 
@@ -39,13 +40,19 @@ def soft_gradient(
     confidence: Tensor, outcome: Tensor, weights: Tensor, bins: SoftBinning, slopes: Tensor, upstream: Tensor
 ) -> Tensor:
     """Return the gradient in the confidences in one launch, from the derivatives in the sums over bins."""
-    out = torch.empty_like(confidence)
+    out, (chunk, width) = torch.empty_like(confidence), _tile(bins)
     with torch.cuda.device_of(out):
-        _fill_soft_gradient[(triton.cdiv(len(out), _CHUNK),)](
+        _fill_soft_gradient[(triton.cdiv(len(out), chunk),)](
             confidence, outcome, weights, _number(bins.temperature, out.device), slopes, upstream, out, len(out),
-            bins.n_bins, _CHUNK, triton.next_power_of_2(bins.n_bins), num_warps=4,
+            bins.n_bins, chunk, width, num_warps=4,
         )  # fmt: skip
     return out
+
+
+def _tile(bins: SoftBinning) -> tuple[int, int]:
+    """Return the numbers of events and bins whose memberships a program computes at a time."""
+    width = triton.next_power_of_2(bins.n_bins)
+    return min(_CHUNK, _TILE // width), width
 
 
 def embedding_error(
