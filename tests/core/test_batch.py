@@ -314,6 +314,7 @@ def of_batch(metric, preds, target, weights, backend):
 
 
 SAMPLES = [(None, None, "float"), (-7, "top_label", "single"), (None, "top_label", "half"), (1, None, "single")]
+SAMPLES += [(None, "classwise", "float"), (1, "classwise", "half")]
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -322,15 +323,19 @@ SAMPLES = [(None, None, "float"), (-7, "top_label", "single"), (None, "top_label
 @pytest.mark.parametrize(("ignore_index", "mode", "dtype"), SAMPLES)
 def test_samples_are_those_of_the_conversion(task, from_logits, ignore_index, mode, dtype, backend):
     preds, target = rows(task, from_logits, OF_NAMES[dtype])
-    metric = tc.KS(task, from_logits=from_logits, ignore_index=ignore_index, mode=mode)
+    how = {"num_classes": CLASSES} if task == "multiclass" else {}
+    mode = None if (mode, task) == ("classwise", "binary") else mode
+    metric = tc.KS(task, from_logits=from_logits, ignore_index=ignore_index, mode=mode, **how)
     p = metric.input_format.read(preds, target, batch_shape=(), drop_invalid=True)
     expected, found = metric.kind.from_predictions(p), samples(metric, preds, target, backend)
     used = ~found.scores[0].isnan()
-    torch.testing.assert_close(found.scores[0][used], expected.scores[0], rtol=1e-12, atol=1e-12)
-    assert torch.equal(found.outcomes[0][used], expected.outcomes[0])
+    kept = ~expected.scores[0].isnan()  # the conversion removes the rows of a single event
+    torch.testing.assert_close(found.scores[0][used], expected.scores[0][kept], rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.outcomes[0][used], expected.outcomes[0][kept])
+    assert found.scores[0].shape == found.outcomes[0].shape == (*metric.kind.leading_shape, N)
     assert not found.outcomes[0][~used].any()
     assert torch.equal(found.n_ignored, expected.n_ignored)
-    assert not found.weights[0].numel()
+    assert found.weights[0].shape == expected.weights[0].shape
 
 
 def samples(metric, preds, target, backend):
@@ -399,25 +404,27 @@ def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backen
     preds, target = (x.to(backend[1]) for x in rows(task, True, torch.float32, n=20, n_classes=1000))
     options = {"task": task, "from_logits": True} | ({"num_classes": 1000} if task == "multiclass" else {})
     monkeypatch.setattr("torchcalib.functional.binned.has_error_kernel", lambda _: True)
+    few, labels = (preds if task == "binary" else preds[:, :40]).clone().requires_grad_(), target % 40
     preds.requires_grad_()
     jobs = []
     for name in ("ECELoss", "SoftBinnedECELoss", "MMCELoss", "CanonicalLoss", "SKCELoss"):
-        fast, leaf, labels = (
-            partial(penalty_of, getattr(tc.losses, name)(task, from_logits=True), backend),
-            preds,
-            target,
-        )
-        if name in ("CanonicalLoss", "SKCELoss") and task == "multiclass":  # the number does not depend on the classes
-            leaf, labels = preds[:, :40].detach().requires_grad_(), target % 40
-        jobs.append((partial(gradient_of_penalty, fast, leaf, labels), 8))
+        fast = partial(penalty_of, getattr(tc.losses, name)(task, from_logits=True), backend)
+        # The launches of the last two do not depend on the number of classes.
+        given = (few, labels) if name in ("CanonicalLoss", "SKCELoss") else (preds, target)
+        jobs.append((partial(gradient_of_penalty, fast, *given), 8))
     for make, most in LAUNCHES.items():
         metric = make(**options)
         given = metric, metric.state.to(backend[1]), preds.detach(), target, None, backend
         jobs.append((partial(value_and_state, *given), most[task == "multiclass"]))
         if hasattr(metric.estimator.formula, "norm"):
             jobs.append((partial(gradient_of_value, metric, preds, target, backend), 8))
-    for metric in (tc.KS(task, from_logits=True), tc.AURC(task, from_logits=True)):
-        given = metric.input_format, metric.kind, preds.detach(), target, None, backend[0]
+    by_class = {"num_classes": 40, "mode": "classwise"} if task == "multiclass" else {}
+    for metric, *given in (
+        (tc.KS(task, from_logits=True), preds, target),
+        (tc.AURC(task, from_logits=True), preds, target),
+        (tc.TCE(task, from_logits=True, **by_class), few, labels),
+    ):
+        given = metric.input_format, metric.kind, given[0].detach(), given[1], None, backend[0]
         state = samples_of(*given)
         for _ in range(2):
             state = metric.kind.add(state, samples_of(*given))
@@ -483,6 +490,7 @@ TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
 TYPES |= dict.fromkeys(("n_bins", "n_new", "right", "of_top"), "i32")
 ADD = {"at_once": 64, "block": 16}
 KERNELS = [("_add", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
+KERNELS += [("_rank_classes", {**READ, "logits": logits, "rows": 32, "block": 32}) for logits in (True, False)]
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
             itertools.product(("_read", "_slope", "_fill_events", "_rank"), (True, False), (True, False))]  # fmt: skip
 KERNELS += [("_fill_gradient", {"chunk": 128, "logits": logits}) for logits in (True, False)]

@@ -21,7 +21,17 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import Samples, SampleState, SumState
 from torchcalib.core.sums import has_noise_flag
-from torchcalib.ops.batch import BinnedError, Columns, Plan, added, binned_error, events, ranked, uses_triton
+from torchcalib.ops.batch import (
+    BinnedError,
+    Columns,
+    Plan,
+    added,
+    binned_error,
+    events,
+    ranked,
+    ranked_classes,
+    uses_triton,
+)
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, BinRule, Demand, Terms, plan, term_indices
 from torchcalib.ops.bin_sums import Norm
 from torchcalib.ops.dispatch import Backend
@@ -166,16 +176,22 @@ def samples_of(
     """
     if weights is not None or not _takes(input_format, preds, target, backend):
         return None
-    if type(kind) is not SampleState or kind.accumulator.mode not in ("positive", "top_label"):
+    if type(kind) is not SampleState:
         return None
-    is_own = type(kind.accumulator) is ExactSample and not (kind.leading_shape or kind.accumulator.with_ecd)
+    mode, is_own = kind.accumulator.mode, type(kind.accumulator) is ExactSample and not kind.accumulator.with_ecd
+    if mode not in ("positive", "top_label") and (mode, input_format.task) != ("classwise", "multiclass"):
+        return None
     if not is_own or not is_plain(preds, target) or not uses_triton(preds, backend):
         return None
     columns = _columns_of(input_format, preds, target, None)
-    if columns is None:
+    lead = columns.values.shape[1:] if mode == "classwise" and columns is not None else ()
+    if columns is None or kind.leading_shape != tuple(lead):
         return None
-    score, outcome, n_ignored = ranked(columns, kind.accumulator.mode == "top_label", backend)
-    return Samples([score], [outcome], [outcome.new_empty(0, dtype=torch.int64)], n_ignored)
+    if mode == "classwise":
+        score, outcome, n_ignored = ranked_classes(columns)
+    else:
+        score, outcome, n_ignored = ranked(columns, mode == "top_label", backend)
+    return Samples([score], [outcome], [outcome.new_empty((*lead, 0), dtype=torch.int64)], n_ignored)
 
 
 def _columns_of(input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Columns | None:

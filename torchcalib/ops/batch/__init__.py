@@ -18,7 +18,17 @@ from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
-__all__ = ["BinnedError", "Columns", "Plan", "added", "binned_error", "events", "ranked", "uses_triton"]
+__all__ = [
+    "BinnedError",
+    "Columns",
+    "Plan",
+    "added",
+    "binned_error",
+    "events",
+    "ranked",
+    "ranked_classes",
+    "uses_triton",
+]
 
 
 def added(states: Tensor | None, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
@@ -79,6 +89,16 @@ def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[T
     triton: Any = import_module(f"{__name__}.triton")
     columns, rows = _columns_and_rows(columns, "top", backend)
     found: tuple[Tensor, Tensor, Tensor] = triton.ranked(columns, rows, of_top)
+    return found
+
+
+def ranked_classes(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores and outcomes of the events of all classes `(C, N)` with Triton, as for `ranked`.
+
+    Scores are probabilities, or log-odds of logits; see `ops.log_odds`.
+    """
+    triton: Any = import_module(f"{__name__}.triton")
+    found: tuple[Tensor, Tensor, Tensor] = triton.ranked_classes(columns._replace(target=_integers(columns.target)))
     return found
 
 

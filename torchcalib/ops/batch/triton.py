@@ -21,7 +21,7 @@ from torchcalib.ops.softmax_stats.triton import log1p
 
 _CHUNK = 32  # rows that a program of one warp loads at a time
 _PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows
-_TILE = 1024  # logits that a program of `_log_odds` loads at a time
+_TILE = 1024  # predictions that a program of `_log_odds` or `_rank_classes` loads at a time
 _AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers of the state per program
 _FIRST_SCORE = tl.constexpr(FIRST_SCORE)
 _LEAST_WEIGHT, _MOST_WEIGHT = tl.constexpr(LEAST_WEIGHT), tl.constexpr(MOST_WEIGHT)
@@ -125,6 +125,23 @@ def ranked(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -
             _log_odds[(triton.cdiv(n, _TILE // block),)](
                 values, *values.stride(), values.shape[1], rows[1], score, n, _TILE // block, block, num_warps=4
             )
+    return score, outcome, n_ignored
+
+
+def ranked_classes(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.ranked_classes` in one launch, and one that fills zeros."""
+    values, (n, n_classes) = columns.values, columns.values.shape
+    dtype = torch.float64 if columns.from_logits else torch.promote_types(values.dtype, torch.float32)
+    score = torch.empty(n_classes, n, dtype=dtype, device=values.device)
+    outcome = torch.empty(n_classes, n, dtype=torch.uint8, device=values.device)
+    n_ignored = torch.zeros(2, dtype=torch.float64, device=values.device)
+    block = min(triton.next_power_of_2(n_classes), _CHUNK)
+    with torch.cuda.device_of(values):
+        _rank_classes[(triton.cdiv(n, _TILE // block),)](
+            values, *values.stride(), columns.target, columns.target.stride(0), score, outcome, n_ignored, n, n_classes,
+            columns.ignore_index or 0, columns.tolerance, columns.ignore_index is not None, columns.from_logits,
+            _TILE // block, block, num_warps=4,
+        )  # fmt: skip
     return score, outcome, n_ignored
 
 
@@ -484,3 +501,75 @@ def _others(first, column_stride, n_classes, begin, top, x_top, present, block: 
     x = tl.load(first[:, None] + column[None, :] * column_stride, mask=inside, other=float("-inf")).to(tl.float64)
     limit = tl.where(x == float("inf"), 0.0, float("-inf"))
     return tl.where((x_top == float("inf"))[:, None], limit, x)
+
+
+@triton.jit(do_not_specialize=["n", "n_classes", "ignore", "tolerance"])
+def _rank_classes(
+    values, row_stride, column_stride, target, label_stride, score, outcome, n_ignored, n, n_classes, ignore, tolerance,
+    has_ignore: tl.constexpr, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Store scores and outcomes of the events of all classes, and add the number of invalid rows to `n_ignored`.
+
+    Scores are probabilities, or the log-odds of logits by the steps of `log_odds._of_logits`.
+    """
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n
+    first = values + row * row_stride
+    # 1. Check the values, and find the largest one and its first class.
+    largest = tl.full([rows], float("-inf"), tl.float64)
+    place = tl.zeros([rows], tl.int32)
+    total = tl.zeros([rows], tl.float64)
+    n_wrong = tl.zeros([rows], tl.int32)
+    for begin in range(0, n_classes, block):
+        column = begin + tl.arange(0, block)
+        inside = present[:, None] & (column < n_classes)[None, :]
+        at = first[:, None] + column.to(tl.int64)[None, :] * column_stride
+        x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float64)
+        wrong = inside & (x != x if logits else ~((x >= 0) & (x <= 1)))
+        n_wrong += tl.sum(wrong.to(tl.int32), 1)
+        high = tl.max(tl.where(wrong, float("-inf"), x), 1)
+        at_high = tl.min(tl.where(x == high[:, None], column[None, :], n_classes), 1)
+        place = tl.where(high > largest, at_high, place)
+        largest = tl.maximum(largest, high)
+        total += tl.sum(tl.where(inside & ~wrong, x, 0.0), 1)
+    valid = (n_wrong == 0) & (largest != float("-inf") if logits else tl.abs(total - 1) <= tolerance)
+    label = tl.load(target + row * label_stride, mask=present, other=0).to(tl.int64)
+    w, broken = weights_of(
+        row, n, label, target, 0, valid & (label >= 0) & (label < n_classes), ignore, False, has_ignore
+    )
+    count = tl.sum(broken.to(tl.float64), 0)
+    tl.atomic_add(n_ignored, count, mask=count > 0, sem="relaxed")
+    # 2. Log-odds D of the top class from the log-sum-exp of the others, which can all be -inf
+    other_largest = tl.full([rows], float("-inf"), tl.float64)
+    rest = tl.zeros([rows], tl.float64)
+    if logits:
+        for begin in range(0, n_classes, block):
+            x = _others(first, column_stride, n_classes, begin, place, largest, present, block)
+            other_largest = tl.maximum(other_largest, tl.max(x, 1))
+        shift = tl.where(other_largest == float("-inf"), 0.0, other_largest)
+        for begin in range(0, n_classes, block):
+            x = _others(first, column_stride, n_classes, begin, place, largest, present, block)
+            rest += tl.sum(tl.exp(x - shift[:, None]), 1)
+    log_rest = _log(rest)
+    top = tl.where(largest == float("inf"), 0.0, largest)
+    odds = tl.where(rest == 0, float("inf"), (top - tl.where(rest == 0, 0.0, other_largest)) - log_rest)
+    scale = tl.where(odds > 0, odds, 0.0)
+    below = tl.exp(-tl.abs(odds))
+    # 3. Scores of all classes. With r_k = z_k - log-sum-exp of the others, class k has r_k - log(1 + e^D - e^r_k).
+    for begin in range(0, n_classes, block):
+        column = begin + tl.arange(0, block)
+        inside = present[:, None] & (column < n_classes)[None, :]
+        is_top = column[None, :] == place[:, None]
+        if logits:
+            x = _others(first, column_stride, n_classes, begin, place, largest, present, block)
+            is_zero = (x == float("-inf")) | (odds == float("inf"))[:, None]
+            r = tl.where(is_zero, 0.0, x - other_largest[:, None] - log_rest[:, None] - scale[:, None])
+            found = tl.where(is_zero, float("-inf"), r - log1p(tl.where(is_zero, 0.0, below[:, None] - tl.exp(r))))
+            found = tl.where(is_top, odds[:, None], found)
+        else:
+            at = first[:, None] + column.to(tl.int64)[None, :] * column_stride
+            found = tl.load(at, mask=inside, other=0).to(tl.float64)
+        to = column.to(tl.int64)[None, :] * n + row[:, None]
+        tl.store(score + to, tl.where((w == 0)[:, None], float("nan"), found).to(score.dtype.element_ty), mask=inside)
+        hit = (w != 0)[:, None] & (label[:, None] == column[None, :])
+        tl.store(outcome + to, hit.to(tl.uint8), mask=inside)
