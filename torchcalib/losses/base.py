@@ -23,8 +23,8 @@ from torchcalib.core.batch import Batch, events_of_batch
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
-from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.penalties import Options, error
 
 _OPTIONS = InputOptions.__annotations__.keys() - {"weights", "batch_dims"}
 """Input options of modules: weights are given with each batch, and all axes are sample axes."""
@@ -49,25 +49,32 @@ class EventPenalty(ABC):
     mode: Mode
     """Definition of the events."""
 
+    @property
     @abstractmethod
-    def of_events(
-        self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
-    ) -> Tensor:
-        """Return the penalty `(...)` in a dtype, for the results of `weighted_events`, `(..., N)`."""
+    def options(self) -> Options:
+        """Options of the kernels of the penalty."""
+
+    @abstractmethod
+    def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
+        """Return the penalty `(...)` for the results of `weighted_events`, `(..., N)`."""
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the penalty for each batch element; see `Penalty.from_predictions`."""
-        events = weighted_events(p, self.mode)
-        return self.of_events(*events, events[0].dtype)
+        return self.formula(*weighted_events(p, self.mode))
 
     def of_batch(self, batch: Batch) -> Tensor | None:
         """Return the penalty of a batch in few launches of Triton; see `Penalty.of_batch`."""
+        events = events_of_batch(batch, self.mode, lambda p: weighted_events(p, self.mode))
+        if events is None:
+            return None
+        (confidence, *others), dtype = events, value_dtype(batch)
 
-        def formula(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
-            return weighted_events(p, self.mode)
+        def formula(confidence: Tensor) -> Tensor:
+            return self.formula(confidence, *others).to(dtype)
 
-        events = events_of_batch(batch, self.mode, formula)
-        return None if events is None else self.of_events(*events, value_dtype(batch), batch.backend)
+        if not self.options.has_kernel(len(confidence), 1):
+            return formula(confidence)
+        return error(confidence, tuple(others), self.options, dtype, formula)
 
 
 class PenaltyLoss(nn.Module):

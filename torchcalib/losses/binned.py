@@ -26,8 +26,7 @@ from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, error_of_bins, rmsce_from_bins
 from torchcalib.losses.base import EventPenalty, Penalty, PenaltyLoss, evaluate, event_mode
-from torchcalib.ops.dispatch import Backend
-from torchcalib.ops.penalties import SoftBinning, soft_error
+from torchcalib.ops import penalties
 
 Norm = Literal["l1", "l2"]
 _MAX_BINS = 2**20
@@ -70,15 +69,17 @@ class SoftBins(EventPenalty):
         check_positive("temperature", self.temperature)
         check_choice("norm", self.norm, get_args(Norm))
 
-    def of_events(
-        self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
-    ) -> Tensor:
-        """Return the error `(...)`; see `EventPenalty.of_events`."""
-        bins = SoftBinning(self.n_bins, self.temperature, self.norm)
-        return soft_error(confidence, outcome, weights, bins, self._of_sums, dtype, backend)
+    @property
+    def options(self) -> penalties.SoftBins:
+        """Options of the kernels of the error."""
+        return penalties.SoftBins(self.n_bins, self.temperature, self.norm)
 
-    def _of_sums(self, sums: Tensor) -> Tensor:
-        return error_of_bins(ece_from_bins if self.norm == "l1" else rmsce_from_bins, BinStats(sums))
+    def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
+        """Return the error for each batch element; see `EventPenalty.formula`."""
+        centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
+        member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
+        bins = BinStats(torch.stack((weights, weights * confidence, weights * outcome), -2) @ member)
+        return error_of_bins(ece_from_bins if self.norm == "l1" else rmsce_from_bins, bins)
 
 
 class ECELoss(PenaltyLoss):

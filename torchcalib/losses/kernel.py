@@ -26,11 +26,10 @@ from torchcalib.core.kernel_blocks import scale_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.functional.kernel import DirichletSettings, KernelSettings
 from torchcalib.losses.base import EventPenalty, Penalty, PenaltyLoss, evaluate, event_mode, value_dtype
-from torchcalib.ops.class_vectors import Density, Similarity, has_kernel, mean_over_pairs
-from torchcalib.ops.dispatch import Backend
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.batch import without_gradient
+from torchcalib.ops.logs import root, wide_dtype
 from torchcalib.ops.pairwise import Kernel
-from torchcalib.ops.penalties import Laplacian, embedding_error
+from torchcalib.ops.penalties import Canonical, Embedding, Squared, error
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,43 @@ class SimilarConfidences(EventPenalty):
         check_positive("bandwidth", self.bandwidth, at_least=1e-3)
         check_flag("weighted", self.weighted)
 
-    def of_events(
-        self, confidence: Tensor, outcome: Tensor, weights: Tensor, dtype: torch.dtype, backend: Backend = "auto"
-    ) -> Tensor:
-        """Return the error `(...)`; see `EventPenalty.of_events`."""
-        return embedding_error(confidence, outcome, weights, Laplacian(self.bandwidth, self.weighted), dtype, backend)
+    @property
+    def options(self) -> Embedding:
+        """Options of the kernels of the error."""
+        return Embedding(self.bandwidth, self.weighted)
+
+    def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
+        """Return the error for each batch element; see `EventPenalty.formula`."""
+        if self.weighted:
+            residual = _terms_of_mean(1 - confidence, weights * outcome)
+            residual = residual - _terms_of_mean(confidence, weights * (1 - outcome))
+        else:
+            residual = _terms_of_mean(outcome - confidence, weights)
+        columns = torch.stack((confidence.expand_as(residual), residual))
+        # The gradient for equal confidences depends on their order.
+        # The mean over both orders gives |a - b| the gradient 0 where a = b.
+        of_orders = _laplacian_form(torch.stack((columns, columns.flip(-1)), 1), self.bandwidth)
+        error = root(of_orders.mean(0).clamp(min=0))
+        return torch.where(weights.sum(-1) > 0, error, torch.nan)
+
+
+def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
+    """Return the terms x_i w_i / sum_j w_j of the weighted mean of x, `(..., N)`; 0 if all weights w are 0."""
+    total = weights.sum(-1, keepdim=True)
+    return x * weights / total.masked_fill(total == 0, 1)
+
+
+def _laplacian_form(columns: Tensor, bandwidth: float) -> Tensor:
+    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth), `(...)`, for columns x in [0, 1] and d, `(2, ..., N)`.
+
+    For ascending x and i < j, the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth). So a cumulative sum replaces
+    the sum over N^2 pairs. No differences are computed, so there is no cancellation.
+    """
+    order = columns[0].detach().argsort(dim=-1, stable=True)
+    x, d = columns.gather(-1, order.expand_as(columns)).unbind()
+    rise = ((x - 0.5) / bandwidth).exp()
+    upto = (d * rise).cumsum(-1) / rise  # sum over j <= i of d_j times the kernel
+    return (d * (2 * upto - d)).sum(-1)
 
 
 def mmce(
@@ -154,7 +185,7 @@ class CanonicalError(Penalty):
         is_checked = batch.weights is not None and batch.weights.is_floating_point()  # whether weights are whole
         if isinstance(bandwidth, str) or is_checked:
             return None
-        return _mean_over_pairs(self, batch, Density(self.settings.p, bandwidth))
+        return _mean_over_pairs(self, batch, Canonical(self.settings.p, bandwidth))
 
 
 @dataclass(frozen=True)
@@ -172,16 +203,19 @@ class SquaredKernelError(Penalty):
         kernel, bandwidth = self.settings.kernel, self.settings.bandwidth
         if isinstance(bandwidth, str):
             return None
-        return _mean_over_pairs(self, batch, Similarity(kernel, scale_of(kernel, bandwidth)))
+        return _mean_over_pairs(self, batch, Squared(kernel, scale_of(kernel, bandwidth)))
 
 
-def _mean_over_pairs(penalty: Penalty, batch: Batch, options: Density | Similarity) -> Tensor | None:
+def _mean_over_pairs(penalty: Penalty, batch: Batch, options: Canonical | Squared) -> Tensor | None:
     """Return a mean over pairs of rows of a batch of labels by Triton; None for other batches and devices."""
     found = columns_with_gradient(batch, penalty.from_predictions)
-    if found is None or not has_kernel(found[0], options):
+    if found is None:
         return None
     (columns, formula), dtype = found, value_dtype(batch)
-    return mean_over_pairs(columns, options, dtype, lambda values: formula(values).to(dtype), batch.backend)
+    values, n = columns.values, len(columns.values)
+    if not options.has_kernel(n, values.numel() // n):
+        return None
+    return error(values, without_gradient(columns), options, dtype, lambda values: formula(values).to(dtype))
 
 
 class CanonicalLoss(PenaltyLoss):

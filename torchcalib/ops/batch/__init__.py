@@ -28,6 +28,7 @@ __all__ = [
     "ranked",
     "ranked_classes",
     "uses_triton",
+    "without_gradient",
 ]
 
 
@@ -61,7 +62,7 @@ def binned_error(
     Multi-class predictions and their gradient need seven launches, binary ones four. `formula` is the same function of
     the values in differentiable operations, for derivatives of higher order.
     """
-    numbers = columns._replace(values=columns.values.detach())
+    numbers = without_gradient(columns)
     value, after, *_ = _binned_error(columns.values, states, numbers, plan, error, formula, backend=backend)
     return value, after
 
@@ -76,7 +77,7 @@ def events(
     operations, for derivatives of higher order. Multi-class predictions and their gradient need four launches, binary
     ones two.
     """
-    numbers = columns._replace(values=columns.values.detach())
+    numbers = without_gradient(columns)
     confidence, outcome, weight, *_ = _events(columns.values, numbers, of_top, formula, backend=backend)
     return confidence, outcome, weight
 
@@ -98,7 +99,7 @@ def ranked_classes(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
     Scores are probabilities, or log-odds of logits; see `ops.log_odds`.
     """
     triton: Any = import_module(f"{__name__}.triton")
-    found: tuple[Tensor, Tensor, Tensor] = triton.ranked_classes(columns._replace(target=_integers(columns.target)))
+    found: tuple[Tensor, Tensor, Tensor] = triton.ranked_classes(without_gradient(columns))
     return found
 
 
@@ -117,7 +118,6 @@ def _gradient_of_error(
     triton: Any = import_module(f"{__name__}.triton")
     columns, plan, error = arguments[2:5]
     slopes, rows = results[2], results[3:]
-    columns = columns._replace(target=_integers(columns.target))
     given = columns, rows or None, plan.rules[0], slopes, upstream, error
     return [triton.binned_gradient(*given) for _ in needed]
 
@@ -137,7 +137,7 @@ def _gradient_of_events(
 ) -> list[Tensor]:
     triton: Any = import_module(f"{__name__}.triton")
     _, columns, of_top, _ = arguments
-    columns, rows = columns._replace(target=_integers(columns.target)), results[3:]
+    rows = results[3:]
     return [triton.events_gradient(columns, rows or None, of_top, results[2], upstream) for _ in needed]
 
 
@@ -153,6 +153,11 @@ def _columns_and_rows(
     options = columns.from_logits, columns.tolerance, detail
     of_rows = scores_and_tops(values, target, *options, backend=backend) if values.dim() > 1 else None
     return columns._replace(target=target), of_rows
+
+
+def without_gradient(columns: Columns) -> Columns:
+    """Return columns for Triton, with labels without the dtype bool, and values without gradient."""
+    return columns._replace(values=columns.values.detach(), target=_integers(columns.target))
 
 
 def _integers(target: Tensor) -> Tensor:

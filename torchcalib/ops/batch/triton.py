@@ -69,7 +69,7 @@ def binned_gradient(
     with torch.cuda.device_of(values):
         _slope[(triton.cdiv(len(values), _PIECE),)](
             *_arguments(columns, rows), slopes, upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
-            int(rule.right), int(rule.of_top), error.drops_invalid, is_debiased, *_options(columns, rows), _PIECE,
+            int(rule.right), int(rule.of_top), error.drops_invalid, is_debiased, *flags_of(columns), _PIECE,
             num_warps=4,
         )  # fmt: skip
     if rows is not None:
@@ -84,7 +84,7 @@ def events(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -
     with torch.cuda.device_of(values):
         _fill_events[(triton.cdiv(n, _PIECE),)](
             *_arguments(columns, rows), confidence, outcome, weight, n, columns.ignore_index or 0, int(of_top),
-            *_options(columns, rows), _PIECE, num_warps=4,
+            *flags_of(columns), _PIECE, num_warps=4,
         )  # fmt: skip
     return confidence, outcome, weight
 
@@ -118,7 +118,7 @@ def ranked(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -
     with torch.cuda.device_of(values):
         _rank[(triton.cdiv(n, _PIECE),)](
             *_arguments(columns, rows), score, outcome, n_ignored, n, columns.ignore_index or 0, int(of_top),
-            *_options(columns, rows), _PIECE, num_warps=4,
+            *flags_of(columns), _PIECE, num_warps=4,
         )  # fmt: skip
         if rows is not None and has_log_odds:
             block = min(triton.next_power_of_2(values.shape[1]), _TILE)
@@ -153,22 +153,29 @@ def _sums_of_pieces(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: 
     with torch.cuda.device_of(parts):
         _read[(len(parts), len(plan.tiles))](
             *_arguments(columns, rows), plan.tiles, parts, n, size, parts.shape[1], columns.ignore_index or 0,
-            *_options(columns, rows), plan.is_squared, _CHUNK, BINS, num_warps=1,
+            *flags_of(columns), plan.is_squared, _CHUNK, BINS, num_warps=1,
         )  # fmt: skip
     return parts
 
 
 def _arguments(columns: Columns, rows: tuple[Tensor, Tensor] | None) -> list[Any]:
     """Return the columns of a batch as arguments of kernels, with their strides."""
-    values, target, weights = columns.values, columns.target, columns.weights
+    values = columns.values
     of_rows = [values, values, values.stride(0)] if rows is None else [*rows, len(values)]
+    return [*of_rows, *labels_of(columns)]
+
+
+def labels_of(columns: Columns) -> list[Any]:
+    """Return labels and weights as arguments of kernels, with their strides."""
+    target, weights = columns.target, columns.weights
     of_weights = [target, 0] if weights is None else [weights, weights.stride(0)]
-    return [*of_rows, target, target.stride(0), *of_weights]
+    return [target, target.stride(0), *of_weights]
 
 
-def _options(columns: Columns, rows: tuple[Tensor, Tensor] | None) -> list[bool]:
+def flags_of(columns: Columns) -> list[bool]:
     """Return whether rows have weights, some are ignored, they are binary, and predictions are logits."""
-    return [columns.weights is not None, columns.ignore_index is not None, rows is None, columns.from_logits]
+    is_binary = columns.values.dim() == 1
+    return [columns.weights is not None, columns.ignore_index is not None, is_binary, columns.from_logits]
 
 
 @triton.jit

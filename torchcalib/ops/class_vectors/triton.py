@@ -6,7 +6,6 @@ any order: each program stores its own sums, which one program adds in a fixed o
 All vectors have C classes; a binary prediction has the classes y=0 and y=1.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcalib.ops.batch.formula import Columns
-from torchcalib.ops.batch.triton import weights_of
-from torchcalib.ops.class_vectors.options import Density, Similarity
-from torchcalib.ops.host_values import constant
+from torchcalib.ops.batch.triton import flags_of, labels_of, weights_of
+from torchcalib.ops.penalties.options import Canonical, Squared
+from torchcalib.ops.penalties.triton import number
 
 _TILE = 16  # rows of a tile, and smallest size of a matrix product
 _BLOCK = 32  # classes that a program multiplies at a time
@@ -26,64 +25,68 @@ _LOWEST = tl.constexpr(-1e30)  # replaces -inf, because -inf times 0 is NaN
 _BEFORE = tl.constexpr(-1.7976931348623157e308)  # maximum of no scores
 
 
-def canonical_error(columns: Columns, density: Density, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Compute `class_vectors.mean_over_pairs` in three launches. Return it with the arguments of its gradient."""
+def canonical_error(_: Tensor, columns: Columns, options: Canonical, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return the canonical calibration error in three launches, with the arguments of its gradient."""
     n, n_classes = _shape(columns)
-    make, bandwidth = _empty(columns), _number(density.bandwidth, columns.values.device)
+    make, bandwidth = _empty(columns), number(options.bandwidth, columns.values.device)
     probs, logs, mean = make(n, n_classes), make(n, n_classes), make(n, n_classes)
     copies, normaliser, totals, log_total = make(n), make(n), make(n), make(n)
-    width = density.width(n_classes)
+    width = options.width(n_classes)
     tiles = triton.cdiv(n, _TILE), triton.cdiv(n_classes, width)
     inner, parts = make(tiles[1], n), make(*tiles)
     _store_vectors(columns, probs, logs, normaliser, totals, copies, bandwidth, True)
     with torch.cuda.device_of(probs):
         _fill_means[tiles](
             columns.target, columns.target.stride(0), probs, logs, normaliser, copies, bandwidth, mean, log_total,
-            inner, parts, n, n_classes, density.p, _TILE, _BLOCK, width, num_warps=8,
+            inner, parts, n, n_classes, options.p, _TILE, _BLOCK, width, num_warps=8,
         )  # fmt: skip
     error, scale = _mean(parts, copies, dtype, False)
     return error, scale, probs, logs, normaliser, totals, copies, mean, log_total, inner
 
 
-def canonical_gradient(columns: Columns, density: Density, results: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+def canonical_gradient(
+    _: Tensor, columns: Columns, options: Canonical, results: tuple[Tensor, ...], upstream: Tensor
+) -> Tensor:
     """Return the gradient in the predictions in two launches, from the results of `canonical_error`."""
     _, scale, probs, logs, normaliser, totals, copies, mean, log_total, inner = results
     n, n_classes = probs.shape
     slopes = torch.empty_like(probs)
-    width = density.width(n_classes)
+    width = options.width(n_classes)
     with torch.cuda.device_of(probs):
         _fill_slopes[(triton.cdiv(n, _TILE), triton.cdiv(n_classes, width))](
             columns.target, columns.target.stride(0), probs, logs, normaliser, totals, copies,
-            _number(density.bandwidth, probs.device), mean, log_total, inner, scale, slopes, n, n_classes, len(inner),
-            density.p, columns.from_logits, _TILE, _BLOCK, width, num_warps=8,
+            number(options.bandwidth, probs.device), mean, log_total, inner, scale, slopes, n, n_classes, len(inner),
+            options.p, columns.from_logits, _TILE, _BLOCK, width, num_warps=8,
         )  # fmt: skip
     return _through_softmax(columns, probs, copies, slopes, upstream)
 
 
-def squared_error(columns: Columns, kernel: Similarity, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Compute `class_vectors.mean_over_pairs` in three launches. Return it with the arguments of its gradient."""
+def squared_error(_: Tensor, columns: Columns, options: Squared, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return the squared kernel calibration error in three launches, with the arguments of its gradient."""
     n, n_classes = _shape(columns)
-    make, scale = _empty(columns), _number(kernel.scale, columns.values.device)
+    make, scale = _empty(columns), number(options.scale, columns.values.device)
     probs, weights, parts = make(n, n_classes), make(n), make(triton.cdiv(n, _TILE))
     _store_vectors(columns, probs, probs, weights, weights, weights, scale, False)
     with torch.cuda.device_of(probs):
         _add_similar[(len(parts),)](
             columns.target, columns.target.stride(0), probs, weights, scale, parts, n, n_classes,
-            kernel.name == "laplacian", _TILE, _TILE, num_warps=4,
+            options.kernel == "laplacian", _TILE, _TILE, num_warps=4,
         )  # fmt: skip
     error, factor = _mean(parts, weights, dtype, True)
     return error, factor, probs, weights
 
 
-def squared_gradient(columns: Columns, kernel: Similarity, results: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+def squared_gradient(
+    _: Tensor, columns: Columns, options: Squared, results: tuple[Tensor, ...], upstream: Tensor
+) -> Tensor:
     """Return the gradient in the predictions in two launches, from the results of `squared_error`."""
     _, factor, probs, weights = results
     n, n_classes = probs.shape
-    slopes, width = torch.empty_like(probs), kernel.width(n_classes)
+    slopes, width = torch.empty_like(probs), options.width(n_classes)
     with torch.cuda.device_of(probs):
         _fill_similar_slopes[(triton.cdiv(n, _TILE), triton.cdiv(n_classes, width))](
-            columns.target, columns.target.stride(0), probs, weights, _number(kernel.scale, probs.device), factor,
-            slopes, n, n_classes, kernel.name == "laplacian", columns.from_logits, _TILE, _TILE, width, num_warps=4,
+            columns.target, columns.target.stride(0), probs, weights, number(options.scale, probs.device), factor,
+            slopes, n, n_classes, options.kernel == "laplacian", columns.from_logits, _TILE, _TILE, width, num_warps=4,
         )  # fmt: skip
     return _through_softmax(columns, probs, weights, slopes, upstream)
 
@@ -104,7 +107,7 @@ def _store_vectors(
     with torch.cuda.device_of(probs):
         _fill_vectors[(triton.cdiv(n, rows),)](
             *_arguments(columns), probs, logs, normaliser, totals, copies, bandwidth, n, n_classes,
-            columns.ignore_index or 0, columns.tolerance, *_options(columns), with_density, rows, block, num_warps=4,
+            columns.ignore_index or 0, columns.tolerance, *flags_of(columns), with_density, rows, block, num_warps=4,
         )  # fmt: skip
 
 
@@ -147,26 +150,8 @@ def _rows(n_classes: int) -> tuple[int, int]:
 
 def _arguments(columns: Columns) -> list[Any]:
     """Return the columns of a batch as arguments of kernels, with their strides."""
-    values, target, weights = columns.values, columns.target, columns.weights
-    strides = (values.stride(0), 0) if values.dim() == 1 else values.stride()
-    of_weights = [target, 0] if weights is None else [weights, weights.stride(0)]
-    return [values, *strides, target, target.stride(0), *of_weights]
-
-
-def _options(columns: Columns) -> list[bool]:
-    """Return whether rows have weights, some are ignored, they are binary, and predictions are logits."""
-    return [
-        columns.weights is not None,
-        columns.ignore_index is not None,
-        columns.values.dim() == 1,
-        columns.from_logits,
-    ]
-
-
-@lru_cache(maxsize=64)
-def _number(value: float, device: torch.device) -> Tensor:
-    """Return a number as a tensor, because Triton rounds numbers of Python to float32."""
-    return constant((value,), torch.float64, device)
+    values = columns.values
+    return [values, values.stride(0), 0 if values.dim() == 1 else values.stride(1), *labels_of(columns)]
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums.triton import bin_errors
 from torchcalib.ops.host_values import constant
-from torchcalib.ops.penalties.formula import Laplacian, SoftBinning
+from torchcalib.ops.penalties.options import Embedding, SoftBins
 
 _CHUNK, _TILE = 32, 1024  # largest numbers of events, and of memberships in bins, that a program computes at a time
 _PIECE, _PIECES = 128, 128  # smallest number of events per program, and largest number of programs that share them
@@ -21,73 +21,80 @@ _N_SUMS = tl.constexpr(5)  # sums over pairs and events, see `_add_pairs`
 
 
 def soft_error(
-    confidence: Tensor, outcome: Tensor, weights: Tensor, bins: SoftBinning, dtype: torch.dtype
+    confidence: Tensor, others: tuple[Tensor, Tensor], bins: SoftBins, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Compute `penalties.soft_error` in two launches, and its derivatives in the sums over bins `(3, B)`."""
+    """Return the error of soft bins in two launches, and its derivatives in the sums over bins `(3, B)`."""
     n = len(confidence)
     size = max(_PIECE, triton.cdiv(n, _PIECES))
     parts = torch.empty(triton.cdiv(n, size), 3, bins.n_bins, dtype=torch.float64, device=confidence.device)
     chunk, width = _tile(bins)
     with torch.cuda.device_of(parts):
         _add_soft[(len(parts),)](
-            confidence, outcome, weights, _number(bins.temperature, parts.device), parts, n, size, bins.n_bins, chunk,
-            width, num_warps=4,
+            confidence, *others, number(bins.temperature, parts.device), parts, n, size, bins.n_bins, chunk, width,
+            num_warps=4,
         )  # fmt: skip
     return bin_errors(parts, bins.norm, None, dtype, in_parts=True)
 
 
 def soft_gradient(
-    confidence: Tensor, outcome: Tensor, weights: Tensor, bins: SoftBinning, slopes: Tensor, upstream: Tensor
+    confidence: Tensor,
+    others: tuple[Tensor, Tensor],
+    bins: SoftBins,
+    results: tuple[Tensor, Tensor],
+    upstream: Tensor,
 ) -> Tensor:
-    """Return the gradient in the confidences in one launch, from the derivatives in the sums over bins."""
+    """Return the gradient in the confidences in one launch, from the results of `soft_error`."""
     out, (chunk, width) = torch.empty_like(confidence), _tile(bins)
     with torch.cuda.device_of(out):
         _fill_soft_gradient[(triton.cdiv(len(out), chunk),)](
-            confidence, outcome, weights, _number(bins.temperature, out.device), slopes, upstream, out, len(out),
-            bins.n_bins, chunk, width, num_warps=4,
+            confidence, *others, number(bins.temperature, out.device), results[1], upstream, out, len(out), bins.n_bins,
+            chunk, width, num_warps=4,
         )  # fmt: skip
     return out
 
 
-def _tile(bins: SoftBinning) -> tuple[int, int]:
+def _tile(bins: SoftBins) -> tuple[int, int]:
     """Return the numbers of events and bins whose memberships a program computes at a time."""
     width = triton.next_power_of_2(bins.n_bins)
     return min(_CHUNK, _TILE // width), width
 
 
 def embedding_error(
-    confidence: Tensor, outcome: Tensor, weights: Tensor, kernel: Laplacian, dtype: torch.dtype
+    confidence: Tensor, others: tuple[Tensor, Tensor], embedding: Embedding, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `penalties.embedding_error` in two launches, with sums of each event, and factors of its residual."""
+    """Return the error of an embedding in two launches, with sums of each event, and factors of its residual."""
     n = len(confidence)
     of_events = torch.empty(4, n, dtype=torch.float64, device=confidence.device)
     parts = of_events.new_empty(triton.cdiv(n, _CHUNK), _N_SUMS.value)
     error, factors = of_events.new_empty((), dtype=dtype), of_events.new_empty(3)
     with torch.cuda.device_of(parts):
         _add_pairs[(len(parts),)](
-            confidence, outcome, weights, _number(kernel.bandwidth, parts.device), of_events, parts, n, _CHUNK,
-            num_warps=4,
-        )  # fmt: skip
+            confidence, *others, number(embedding.bandwidth, parts.device), of_events, parts, n, _CHUNK, num_warps=4
+        )
         _fill_embedding_error[(1,)](
-            parts, error, factors, len(parts), kernel.weighted, triton.next_power_of_2(len(parts)), num_warps=1
+            parts, error, factors, len(parts), embedding.weighted, triton.next_power_of_2(len(parts)), num_warps=1
         )
     return error, of_events, factors
 
 
 def embedding_gradient(
-    confidence: Tensor, outcome: Tensor, weights: Tensor, of_events: Tensor, factors: Tensor, upstream: Tensor
+    confidence: Tensor,
+    others: tuple[Tensor, Tensor],
+    _: Embedding,
+    results: tuple[Tensor, Tensor, Tensor],
+    upstream: Tensor,
 ) -> Tensor:
-    """Return the gradient in the confidences in one launch, from the last results of `embedding_error`."""
+    """Return the gradient in the confidences in one launch, from the results of `embedding_error`."""
     out = torch.empty_like(confidence)
     with torch.cuda.device_of(out):
         _fill_embedding_gradient[(triton.cdiv(len(out), _PIECE),)](
-            confidence, outcome, weights, of_events, factors, upstream, out, len(out), _PIECE, num_warps=4
+            confidence, *others, *results[1:], upstream, out, len(out), _PIECE, num_warps=4
         )
     return out
 
 
 @lru_cache(maxsize=64)
-def _number(value: float, device: torch.device) -> Tensor:
+def number(value: float, device: torch.device) -> Tensor:
     """Return a number as a tensor, because Triton rounds numbers of Python to float32."""
     return constant((value,), torch.float64, device)
 
