@@ -10,8 +10,7 @@ from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_com
 from processes import run_again_in_tritons_interpreter, run_python
 
 import torchcalib as tc
-from torchcalib.core.batch import error_of_batch, samples_of, states_after
-from torchcalib.core.state import SumState
+from torchcalib.core.batch import Batch, error_of_batch, samples_of, states_after
 
 # The interpreter computes with numpy, which warns about values that a kernel discards by `where`.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning")
@@ -177,47 +176,92 @@ def value_and_state(metric, before, preds, target, weights, backend):
     return metric._value(metric.kind.of_batch(batch)).cpu(), state.cpu()
 
 
-# fmt: off
-PENALTIES = [(False, None, {}, "float"), (True, 1, {"mode": "top_label"}, "single"),
-             (True, None, {"right": True}, "half"), (False, None, {"n_bins": 20, "mode": "top_label"}, "half")]
-# fmt: on
+# A penalty, kind of weights, ignored label and dtype. Pairs of class vectors have no second derivatives.
+PENALTIES = [
+    (tc.losses.ECELoss, None, None, "float"),
+    (partial(tc.losses.ECELoss, mode="top_label"), "counts", 1, "single"),
+    (partial(tc.losses.ECELoss, right=True), "counts", None, "half"),
+    (partial(tc.losses.ECELoss, n_bins=20, mode="top_label"), None, None, "half"),
+    (partial(tc.losses.SoftBinnedECELoss, n_bins=7), None, 1, "float"),
+    (partial(tc.losses.SoftBinnedECELoss, norm="l1", mode="top_label", temperature=1e-3), "counts", None, "single"),
+    (partial(tc.losses.SoftBinnedECELoss, n_bins=100), None, None, "float"),
+    (partial(tc.losses.SoftBinnedECELoss, n_bins=200), "importance", None, "float"),  # more bins than a kernel takes
+    (tc.losses.MMCELoss, "importance", 1, "float"),
+    (partial(tc.losses.MMCELoss, weighted=True, mode="top_label", bandwidth=0.05), "counts", None, "single"),
+    (partial(tc.losses.MMCELoss, weighted=True), None, None, "half"),
+]
+OF_VECTORS = [
+    (partial(tc.losses.CanonicalLoss, bandwidth=0.1), "counts", 1, "float"),
+    (partial(tc.losses.CanonicalLoss, p=1), None, None, "single"),
+    (tc.losses.CanonicalLoss, None, None, "half"),
+    (partial(tc.losses.SKCELoss, bandwidth=0.2), "importance", 1, "float"),
+    (partial(tc.losses.SKCELoss, kernel="gaussian", bandwidth=0.3), "counts", None, "single"),
+    (tc.losses.SKCELoss, None, None, "half"),
+]
 
 
 @pytest.mark.parametrize("backend", [TRITON])
 @of_tasks
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize(("weighted", "ignore_index", "options", "dtype"), PENALTIES)
+@pytest.mark.parametrize(("make", "weights", "ignore_index", "dtype"), PENALTIES + OF_VECTORS)
 def test_penalty_and_gradient_are_those_of_the_conversion(
-    task, from_logits, weighted, ignore_index, options, dtype, backend
+    make, weights, ignore_index, dtype, task, from_logits, backend, monkeypatch
 ):
-    preds, target = rows(task, from_logits, OF_NAMES[dtype], n=48)
-    weights = weights_of("counts", n=48) if weighted else None
+    poison(monkeypatch, "empty")
+    penalty = make(task, from_logits=from_logits, ignore_index=ignore_index)
+    preds, target = rows(task, from_logits, OF_NAMES[dtype])
+    w = weights_of(weights)
+    for invalid in (5, 6, 20, 21, 31):
+        preds[invalid], target[invalid] = preds[0], target[0]
     if ignore_index is not None:
         preds[7], target[7] = torch.nan, ignore_index
-    penalty = tc.losses.ECELoss(task, from_logits=from_logits, ignore_index=ignore_index, **options)
-    found, expected = (
-        value_and_gradient(each, preds, target, weights) for each in (partial(penalty_of, penalty, backend), penalty)
-    )
-    bound = 2e-2 if dtype == "half" else 1e-12 if dtype == "float" else 1e-5
+    if w is not None:
+        w[20], w[40:44], w[3], preds[3] = 1, 1, 0, torch.nan
+    fast = partial(penalty_of, penalty, backend)
+    found, expected = (value_and_gradient(each, preds, target, w) for each in (fast, penalty))
+    bound = {"half": 2e-2, "single": 1e-5, "float": 1e-12}[dtype]
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x.cpu(), y, rtol=bound, atol=bound / 100)
-    few = rows(task, from_logits, n=3)
-    second, expected = (
-        torch.autograd.functional.hessian(lambda x, each=each: each(x, few[1], None), few[0])
-        for each in (partial(penalty_of, penalty, backend), penalty)
-    )
-    torch.testing.assert_close(second, expected)
+    few, labels = rows(task, from_logits, n=3)
+    if (make, weights, ignore_index, dtype) in PENALTIES:
+        second, expected = (
+            torch.autograd.functional.hessian(lambda x, each=each: each(x, labels, None), few)
+            for each in (fast, penalty)
+        )
+        torch.testing.assert_close(second, expected)
+    for n in (1, 2):
+        found, expected = (value_and_gradient(each, few[:n], labels[:n], None) for each in (fast, penalty))
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x.cpu(), y, equal_nan=True)
     target[0] = 9
-    assert penalty_of(penalty, backend, preds, target, weights).isnan() or (weighted and weights[0] == 0)
+    assert fast(preds, target, w).isnan() or (w is not None and w[0] == 0)
+    assert fast(few, labels, torch.zeros(3, dtype=torch.int64)).isnan()
 
 
 def penalty_of(penalty, backend, preds, target, weights):
-    """Return the penalty of a batch, as `ECELoss` computes it on an accelerator."""
+    """Return the penalty of a batch, as a `PenaltyLoss` computes it on an accelerator."""
     name, device = backend
     columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
-    formula, bins = super(tc.losses.ECELoss, penalty)._of_batch, penalty.penalty.bins
-    kind = SumState(bins, (bins.n_quantities, bins.n_cells))
-    return error_of_batch(penalty.input_format, kind, "l1", None, *columns, formula, name)[0]
+    return penalty.penalty.of_batch(Batch(penalty.input_format, *columns, name))
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_other_penalties_are_computed_from_the_conversion(backend):
+    preds, target = rows("multiclass", True, n=40)
+    for penalty in (
+        tc.losses.MMCELoss("multiclass", from_logits=True, mode="classwise"),
+        tc.losses.SoftBinnedECELoss("multiclass", from_logits=True, nan_policy="drop"),
+        tc.losses.CanonicalLoss("multiclass", from_logits=True, bandwidth="likelihood"),
+        tc.losses.SKCELoss("multiclass", from_logits=True, bandwidth="median"),
+    ):
+        assert penalty_of(penalty, backend, preds, target, None) is None
+    penalty = tc.losses.MMCELoss("multiclass", from_logits=True)
+    assert penalty_of(penalty, backend, preds, preds.softmax(-1), None) is None
+    assert penalty_of(penalty, backend, preds, target, torch.ones(40).requires_grad_()) is None
+    canonical = tc.losses.CanonicalLoss("multiclass", from_logits=True)  # which rejects fractions as weights
+    assert penalty_of(canonical, backend, preds, target, torch.ones(40)) is None
+    many = torch.zeros(20_000, CLASSES)
+    assert penalty_of(canonical, backend, many, torch.zeros(20_000, dtype=torch.int64), None) is None
 
 
 def value_and_gradient(penalty, preds, *others):
@@ -227,7 +271,9 @@ def value_and_gradient(penalty, preds, *others):
 
 
 ERRORS = [(tc.ECE, None, None, "float"), (tc.RMSCE, "importance", 1, "single"), (tc.MCE, "counts", None, "half"),
-          (tc.MeanBinError, None, -7, "float"), (tc.ESCE, "importance", None, "float")]  # fmt: skip
+          (tc.MeanBinError, None, -7, "float"), (tc.ESCE, "importance", None, "float"),
+          (partial(tc.RMSCE, debiased=True, n_bins=5), "importance", None, "float"),
+          (partial(tc.ECE, debiased=True, n_bins=5), "counts", 1, "float")]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -268,6 +314,7 @@ def of_batch(metric, preds, target, weights, backend):
 
 
 SAMPLES = [(None, None, "float"), (-7, "top_label", "single"), (None, "top_label", "half"), (1, None, "single")]
+SAMPLES += [(None, "classwise", "float"), (1, "classwise", "half")]
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -276,15 +323,19 @@ SAMPLES = [(None, None, "float"), (-7, "top_label", "single"), (None, "top_label
 @pytest.mark.parametrize(("ignore_index", "mode", "dtype"), SAMPLES)
 def test_samples_are_those_of_the_conversion(task, from_logits, ignore_index, mode, dtype, backend):
     preds, target = rows(task, from_logits, OF_NAMES[dtype])
-    metric = tc.KS(task, from_logits=from_logits, ignore_index=ignore_index, mode=mode)
+    how = {"num_classes": CLASSES} if task == "multiclass" else {}
+    mode = None if (mode, task) == ("classwise", "binary") else mode
+    metric = tc.KS(task, from_logits=from_logits, ignore_index=ignore_index, mode=mode, **how)
     p = metric.input_format.read(preds, target, batch_shape=(), drop_invalid=True)
     expected, found = metric.kind.from_predictions(p), samples(metric, preds, target, backend)
     used = ~found.scores[0].isnan()
-    torch.testing.assert_close(found.scores[0][used], expected.scores[0], rtol=1e-12, atol=1e-12)
-    assert torch.equal(found.outcomes[0][used], expected.outcomes[0])
+    kept = ~expected.scores[0].isnan()  # the conversion removes the rows of a single event
+    torch.testing.assert_close(found.scores[0][used], expected.scores[0][kept], rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.outcomes[0][used], expected.outcomes[0][kept])
+    assert found.scores[0].shape == found.outcomes[0].shape == (*metric.kind.leading_shape, N)
     assert not found.outcomes[0][~used].any()
     assert torch.equal(found.n_ignored, expected.n_ignored)
-    assert not found.weights[0].numel()
+    assert found.weights[0].shape == expected.weights[0].shape
 
 
 def samples(metric, preds, target, backend):
@@ -342,6 +393,7 @@ def test_triton_needs_few_launches(task, dtype, backend, monkeypatch):
 # Largest numbers of launches of `forward` and of operations without a kernel, binary and multi-class
 LAUNCHES = {
     **dict.fromkeys((tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.MeanBinError), (3, 5)),
+    **dict.fromkeys((partial(tc.ECE, debiased=True), partial(tc.RMSCE, debiased=True)), (3, 5)),
     **dict.fromkeys((tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy), (5, 7)),
 }
 
@@ -352,20 +404,27 @@ def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backen
     preds, target = (x.to(backend[1]) for x in rows(task, True, torch.float32, n=20, n_classes=1000))
     options = {"task": task, "from_logits": True} | ({"num_classes": 1000} if task == "multiclass" else {})
     monkeypatch.setattr("torchcalib.functional.binned.has_error_kernel", lambda _: True)
-    penalty = tc.losses.ECELoss(task, from_logits=True)
+    few, labels = (preds if task == "binary" else preds[:, :40]).clone().requires_grad_(), target % 40
     preds.requires_grad_()
-    jobs = [(lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds), 8)]
-    if task == "binary":  # rows of several classes need the kernels of `ops.softmax_stats`
-        soft = tc.losses.SoftBinnedECELoss(task, from_logits=True)
-        jobs.append((lambda: torch.autograd.grad(soft(preds, target), preds), 44))
+    jobs = []
+    for name in ("ECELoss", "SoftBinnedECELoss", "MMCELoss", "CanonicalLoss", "SKCELoss"):
+        fast = partial(penalty_of, getattr(tc.losses, name)(task, from_logits=True), backend)
+        # The launches of the last two do not depend on the number of classes.
+        given = (few, labels) if name in ("CanonicalLoss", "SKCELoss") else (preds, target)
+        jobs.append((partial(gradient_of_penalty, fast, *given), 8))
     for make, most in LAUNCHES.items():
         metric = make(**options)
         given = metric, metric.state.to(backend[1]), preds.detach(), target, None, backend
         jobs.append((partial(value_and_state, *given), most[task == "multiclass"]))
         if hasattr(metric.estimator.formula, "norm"):
             jobs.append((partial(gradient_of_value, metric, preds, target, backend), 8))
-    for metric in (tc.KS(task, from_logits=True), tc.AURC(task, from_logits=True)):
-        given = metric.input_format, metric.kind, preds.detach(), target, None, backend[0]
+    by_class = {"num_classes": 40, "mode": "classwise"} if task == "multiclass" else {}
+    for metric, *given in (
+        (tc.KS(task, from_logits=True), preds, target),
+        (tc.AURC(task, from_logits=True), preds, target),
+        (tc.TCE(task, from_logits=True, **by_class), few, labels),
+    ):
+        given = metric.input_format, metric.kind, given[0].detach(), given[1], None, backend[0]
         state = samples_of(*given)
         for _ in range(2):
             state = metric.kind.add(state, samples_of(*given))
@@ -377,6 +436,10 @@ def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backen
         copies = 2 * (backend[1] == "cuda")  # of value and state
         assert kernels
         assert len(kernels) + len(found) - copies <= most, (kernels, found)
+
+
+def gradient_of_penalty(penalty, preds, target):
+    return torch.autograd.grad(penalty(preds, target, None), preds)
 
 
 def gradient_of_value(metric, preds, target, backend):
@@ -417,14 +480,31 @@ TYPES |= {"tiles": "*i64", "terms": "*i64", "weights": "*fp32", "target": "*i64"
 TYPES |= dict.fromkeys(("stride", "label_stride", "weight_stride", "ignore"), "i64")
 TYPES |= dict.fromkeys(("n", "size", "n_sums", "n_terms", "n_parts"), "i32")
 READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True, "drops_invalid": False}
+READ |= {"debiased": True}
 TYPES |= {"slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
+TYPES |= dict.fromkeys(("confidence", "weight", "grads", "temperature", "bandwidth", "of_events", "factors"), "*fp64")
+NUMBERS = "probs", "logs", "normaliser", "totals", "copies", "log_total", "inner", "scale", "factor"
+TYPES |= dict.fromkeys(NUMBERS, "*fp64") | {"n_ranges": "i32", "tolerance": "fp32"}
 TYPES |= {"score": "*fp32", "outcome": "*u8", "n_ignored": "*fp64", "n_classes": "i32"}
 TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
 TYPES |= dict.fromkeys(("n_bins", "n_new", "right", "of_top"), "i32")
 ADD = {"at_once": 64, "block": 16}
 KERNELS = [("_add", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
+KERNELS += [("_rank_classes", {**READ, "logits": logits, "rows": 32, "block": 32}) for logits in (True, False)]
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
-            itertools.product(("_read", "_slope", "_rank"), (True, False), (True, False))]  # fmt: skip
+            itertools.product(("_read", "_slope", "_fill_events", "_rank"), (True, False), (True, False))]  # fmt: skip
+KERNELS += [("_fill_gradient", {"chunk": 128, "logits": logits}) for logits in (True, False)]
+OF_PENALTIES = [("_add_soft", {"chunk": 8, "bins": 128}), ("_fill_soft_gradient", {"chunk": 32, "bins": 16}),
+                ("_add_pairs", {"chunk": 32}), ("_fill_embedding_error", {"weighted": True, "block": 128}),
+                ("_fill_embedding_gradient", {"chunk": 128})]  # fmt: skip
+OF_PAIRS = [("_fill_mean", {"of_pairs": True, "block": 1024}), ("_fill_means", {"tile": 16, "block": 32, "width": 256})]
+OF_PAIRS += [("_add_similar", {"tile": 16, "block": 16, "laplacian": laplacian}) for laplacian in (True, False)]
+for logits in (True, False):
+    of_rows = {"logits": logits, "binary": not logits, "rows": 4, "block": 256}
+    OF_PAIRS += [("_fill_vectors", {**READ, **of_rows, "with_density": logits}), ("_fill_gradient", of_rows)]
+    of_tiles = {"logits": logits, "laplacian": logits, "tile": 16}
+    OF_PAIRS += [("_fill_slopes", {**of_tiles, "block": 32, "width": 256})]
+    OF_PAIRS += [("_fill_similar_slopes", {**of_tiles, "block": 16, "width": 32})]
 
 
 @pytest.mark.extended
@@ -434,6 +514,28 @@ KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binar
 def test_kernel_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
     types = {**TYPES, **dict.fromkeys(("values", "out"), "*bf16" if constants.get("binary") else "*fp64")}
     assert_compiles("batch.triton", kernel, types, constants, monkeypatch, tmp_path)
+
+
+@pytest.mark.extended
+@needs_compiler
+@NEEDS_TRITON
+@pytest.mark.parametrize(("kernel", "constants"), OF_PENALTIES)
+def test_kernel_of_penalties_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
+    types = {**TYPES, **dict.fromkeys(("outcome", "weights", "out"), "*fp64"), "error": "*fp32"}
+    assert_compiles("penalties.triton", kernel, types, constants, monkeypatch, tmp_path)
+
+
+@pytest.mark.extended
+@needs_compiler
+@NEEDS_TRITON
+@pytest.mark.parametrize(("kernel", "constants"), OF_PAIRS)
+def test_kernel_of_pairs_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
+    types = {**TYPES, **dict.fromkeys(("values", "out", "mean"), "*bf16"), "parts": "*fp64", "p": "i32"}
+    if kernel in ("_fill_means", "_fill_slopes"):
+        types["mean"] = "*fp64"
+    if kernel in ("_add_similar", "_fill_similar_slopes"):
+        types["weights"] = "*fp64"
+    assert_compiles("class_vectors.triton", kernel, types, constants, monkeypatch, tmp_path)
 
 
 # torch.compile

@@ -1,6 +1,7 @@
 """Triton kernels for the row and bin operations, compared with tensor operations."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -66,13 +67,15 @@ FLOATS = "confidence", "weights", "heaviest", "ecd", "parts", "first", "others",
 BIN_TYPES = dict.fromkeys(FLOATS, "*fp64")
 BIN_TYPES |= dict.fromkeys(("target", "tops"), "*i64") | {"outcome": "*u8", "errors": "*fp32"}
 BIN_TYPES |= dict.fromkeys(("row_units", "column_stride"), "i64")
-BIN_TYPES |= dict.fromkeys(("n", "size", "n_bins", "n_sums", "n_rows", "n_added", "units"), "i32")
+BIN_TYPES |= dict.fromkeys(("n", "size", "n_bins", "n_sums", "n_parts", "n_rows", "n_added", "units"), "i32")
 ERRORS = {
     "l1": binned.ece_from_bins,
     "l2": binned.rmsce_from_bins,
     "max": binned.mce_from_bins,
     "mean": binned.mean_bin_error_from_bins,
     "signed": binned.esce_from_bins,
+    "debiased_l1": partial(binned.ece_from_bins, debiased=True),
+    "debiased_l2": partial(binned.rmsce_from_bins, debiased=True),
 }
 NOISE = {"has_noise": True, "shares": True, "squared": True}
 KERNELS = [
@@ -80,7 +83,15 @@ KERNELS = [
     ("softmax_stats.triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
     ("softmax_stats.triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
     ("softmax_stats.triton", "_fill_sums", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
-    ("softmax_stats.triton", "_fill_gradient", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
+    *(
+        (
+            "softmax_stats.triton",
+            "_fill_gradient",
+            ROW_TYPES,
+            {"unit": 2, "rows": 128, "block": 16, "only_confidence": only},
+        )
+        for only in (False, True)
+    ),
     ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "n_slots": 1}),
     ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "n_slots": 32}),
     (
@@ -101,7 +112,10 @@ KERNELS = [
         BIN_TYPES,
         {"unit": 1, "rows": 32, "classes": 16, "weighted": True, "n_sums": 7},
     ),
-    *(("bin_sums.triton", "_fill_errors", BIN_TYPES, {"checks": True, "norm": norm, "block": 16}) for norm in ERRORS),
+    *(
+        ("bin_sums.triton", "_fill_errors", BIN_TYPES, {"checks": True, "norm": norm, "at_once": 2, "block": 16})
+        for norm in ERRORS
+    ),
 ]
 
 
@@ -252,10 +266,13 @@ def test_errors_of_bins_and_their_gradient_equal_tensor_operations(device, norm,
     n[2], n[3, 1] = 0, NAN  # no samples, and invalid sums
     p[1, 0], y[3, 0] = 0.25, p[3, 0]  # equal gaps of either sign, and gaps of 0
     y[1, 0] = torch.arange(n_bins) % 2 * 0.5
-    sums = torch.stack((n, n * p, n * y, n), -2)
+    spread = torch.rand(4, 2, n_bins, generator=generator, dtype=torch.float64) - 0.2
+    residual = n * ((y - p).square() + spread)  # below the square of the mean, as with rounding errors, where negative
+    sums = torch.stack((n, n * p, n * y, n, n, n.square() * 0.3, residual), -2)
+    sums[0, 1, 5] = sums[0, 1, 0].square()  # one row
 
     def formula(sums):
-        return ERRORS[norm](BinStats(sums))
+        return ERRORS[norm](BinStats(sums, has_noise=True))
 
     results = []
     for where, compute in ((device, lambda sums: bin_errors(sums, norm, formula)), ("cpu", formula)):

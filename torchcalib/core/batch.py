@@ -8,23 +8,47 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.events import Mode
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import Samples, SampleState, SumState
 from torchcalib.core.sums import has_noise_flag
-from torchcalib.ops.batch import BinnedError, Columns, Plan, added, binned_error, ranked, uses_triton
+from torchcalib.ops.batch import (
+    BinnedError,
+    Columns,
+    Plan,
+    added,
+    binned_error,
+    events,
+    ranked,
+    ranked_classes,
+    uses_triton,
+)
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, BinRule, Demand, Terms, plan, term_indices
 from torchcalib.ops.bin_sums import Norm
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain, mode_of
+
+T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """Arguments of a call for a batch, and the backend of its operations."""
+
+    input_format: InputFormat
+    preds: Tensor
+    target: Tensor
+    weights: Tensor | None
+    backend: Backend = "auto"
 
 
 def states_after(
@@ -74,26 +98,68 @@ def error_of_batch(
     differentiable function of the format, predictions, targets and weights.
     """
     task = input_format.task
-    if norm is None or not has_sums_of_batch(kind, task) or not _takes(input_format, preds, target, backend):
+    if norm is None or not has_sums_of_batch(kind, task):
         return None
-    if not is_plain(target, weights) or mode_of(preds) == "formula":
-        return None
-    columns = _columns_of(input_format, preds, target, weights) if uses_triton(preds, backend) else None
+    columns = _columns_with_gradient(input_format, preds, target, weights, backend)
     if columns is None:
         return None
     copies = weights is None or not weights.is_floating_point()
     plan = _plan((kind,) if state is None else (kind, kind), task, copies, preds.device)
     dtype = torch.promote_types(preds.dtype, torch.float32) if state is None else torch.float64
     sums = slice(kind.size - math.prod(kind.shape), kind.size)
-    of_columns = input_format if task == "binary" else replace(input_format, class_axis=-1)
-
-    def of_values(values: Tensor) -> Tensor:
-        return formula(of_columns, values, columns.target, columns.weights)
-
-    value, after = binned_error(
-        state, columns, plan, BinnedError(norm, sums, state is not None, dtype), of_values, backend
-    )
+    error, of_values = BinnedError(norm, sums, state is not None, dtype), _of_values(input_format, columns, formula)
+    value, after = binned_error(state, columns, plan, error, of_values, backend)
     return value, after[-kind.size :]
+
+
+def events_of_batch(
+    batch: Batch, mode: Mode, formula: Callable[[Predictions], tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return confidences, outcomes and weights of the events of a batch `(N,)`, float64, by Triton.
+
+    Rows without weight have the confidence 0.5 and the outcome 0. Invalid rows have the weight NaN. Only confidences
+    have a gradient. Return None for other batches, modes and devices. `formula` is the same differentiable function of
+    the predictions.
+    """
+    if mode not in ("positive", "top_label"):
+        return None
+    found = columns_with_gradient(batch, formula)
+    return None if found is None else events(found[0], mode == "top_label", found[1], batch.backend)
+
+
+def columns_with_gradient(
+    batch: Batch, formula: Callable[[Predictions], T]
+) -> tuple[Columns, Callable[[Tensor], T]] | None:
+    """Return the columns of a batch of labels that Triton reads, whose predictions may have a gradient.
+
+    The second result is `formula`, a function of the predictions, as a function of the values of the columns. Invalid
+    rows then have the weight NaN. Return None for other batches and devices.
+    """
+    columns = _columns_with_gradient(*batch)
+    if columns is None:
+        return None
+
+    def of_batch(how: InputFormat, *given: Any) -> T:
+        return formula(how.read(*given, batch_shape=(), wait=False))
+
+    return columns, _of_values(batch.input_format, columns, of_batch)
+
+
+def _columns_with_gradient(
+    input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None, backend: Backend
+) -> Columns | None:
+    """Return the columns of a batch of labels that Triton reads, whose predictions may have a gradient; else None."""
+    if not _takes(input_format, preds, target, backend) or not is_plain(target, weights):
+        return None
+    if mode_of(preds) == "formula" or not uses_triton(preds, backend):
+        return None
+    return _columns_of(input_format, preds, target, weights)
+
+
+def _of_values(input_format: InputFormat, columns: Columns, formula: Callable[..., T]) -> Callable[[Tensor], T]:
+    """Return a function of the format, predictions, targets and weights as one of the values of columns."""
+    how = input_format if input_format.task == "binary" else replace(input_format, class_axis=-1)
+    return lambda values: formula(how, values, columns.target, columns.weights)
 
 
 def samples_of(
@@ -110,16 +176,22 @@ def samples_of(
     """
     if weights is not None or not _takes(input_format, preds, target, backend):
         return None
-    if type(kind) is not SampleState or kind.accumulator.mode not in ("positive", "top_label"):
+    if type(kind) is not SampleState:
         return None
-    is_own = type(kind.accumulator) is ExactSample and not (kind.leading_shape or kind.accumulator.with_ecd)
+    mode, is_own = kind.accumulator.mode, type(kind.accumulator) is ExactSample and not kind.accumulator.with_ecd
+    if mode not in ("positive", "top_label") and (mode, input_format.task) != ("classwise", "multiclass"):
+        return None
     if not is_own or not is_plain(preds, target) or not uses_triton(preds, backend):
         return None
     columns = _columns_of(input_format, preds, target, None)
-    if columns is None:
+    lead = columns.values.shape[1:] if mode == "classwise" and columns is not None else ()
+    if columns is None or kind.leading_shape != tuple(lead):
         return None
-    score, outcome, n_ignored = ranked(columns, kind.accumulator.mode == "top_label", backend)
-    return Samples([score], [outcome], [outcome.new_empty(0, dtype=torch.int64)], n_ignored)
+    if mode == "classwise":
+        score, outcome, n_ignored = ranked_classes(columns)
+    else:
+        score, outcome, n_ignored = ranked(columns, mode == "top_label", backend)
+    return Samples([score], [outcome], [outcome.new_empty((*lead, 0), dtype=torch.int64)], n_ignored)
 
 
 def _columns_of(input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Columns | None:

@@ -18,6 +18,7 @@ from torchcalib.core.events import Events, Mode
 from torchcalib.core.pieces import Piece
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.ops.bin_sums import Noise
+from torchcalib.ops.bin_sums.formula import ONE_ROW
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
@@ -185,7 +186,7 @@ def unbiased_variance(of_sum: Tensor, n: Tensor, weight_square: Tensor) -> Tenso
     `n` and `weight_square` are the sums of w and w^2 of the rows.
     """
     difference = n.square() - weight_square
-    is_single = difference <= 1e3 * torch.finfo(n.dtype).eps * n.square()
+    is_single = difference <= ONE_ROW * torch.finfo(n.dtype).eps * n.square()
     return (of_sum / difference.masked_fill(is_single, 1)).masked_fill(is_single, 0)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # modules of samples, tables and calibration tests, which val
     from torchcalib.inference.testing import CalibrationTest, ErrorTest
 
 Formula = Callable[..., Tensor]
+_DEBIASED: dict[str, GapNorm] = {"l1": "debiased_l1", "l2": "debiased_l2"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,9 +173,11 @@ def binned(
         from torchcalib.core.ranked import ExactSample
 
         accumulator = ExactSample
+    if debiased:
+        formula = norm_of_gaps(_DEBIASED[vars(formula)["norm"]])(partial(formula, debiased=True))
     estimator = BinnedEstimator.of_events(
         accumulator,
-        partial(formula, debiased=True) if debiased else formula,
+        formula,
         task,
         mode,
         average,
@@ -219,7 +222,7 @@ def error_of_bins(formula: Callable[[BinStats], Tensor], b: BinStats) -> Tensor:
     """Return the formula of bins. On a GPU, one launch computes a norm of gaps and its gradient; see `norm_of_gaps`."""
     norm = getattr(formula, "norm", None)
     if norm is not None and type(b) is BinStats and has_error_kernel(b.sums):
-        return bin_errors(b.sums, norm, lambda sums: formula(BinStats(sums)))
+        return bin_errors(b.sums, norm, lambda sums: formula(replace(b, sums=sums)))
     return formula(b)
 
 

@@ -1,5 +1,6 @@
 """Base class of training penalties as modules, and functions that penalties share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Protocol, Unpack
@@ -18,10 +19,12 @@ from torchcalib.core.arguments import (
     unknown_argument,
     weights_from,
 )
+from torchcalib.core.batch import Batch, events_of_batch
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
-from torchcalib.core.inputs import InputFormat, input_format_of, read_input
+from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.penalties import Options, error
 
 _OPTIONS = InputOptions.__annotations__.keys() - {"weights", "batch_dims"}
 """Input options of modules: weights are given with each batch, and all axes are sample axes."""
@@ -32,6 +35,46 @@ class Penalty(Protocol):
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the penalty for each batch element, `(...)`; class-wise for each class or label, `(..., C)`."""
+
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the penalty of a batch of labels in few launches of Triton; None for other batches and devices.
+
+        Invalid rows make it NaN. It has the dtype of the predictions, at least float32.
+        """
+
+
+class EventPenalty(ABC):
+    """Base class of penalties that are functions of the events of a batch."""
+
+    mode: Mode
+    """Definition of the events."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Options:
+        """Options of the kernels of the penalty."""
+
+    @abstractmethod
+    def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
+        """Return the penalty `(...)` for the results of `weighted_events`, `(..., N)`."""
+
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the penalty for each batch element; see `Penalty.from_predictions`."""
+        return self.formula(*weighted_events(p, self.mode))
+
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the penalty of a batch in few launches of Triton; see `Penalty.of_batch`."""
+        events = events_of_batch(batch, self.mode, lambda p: weighted_events(p, self.mode))
+        if events is None:
+            return None
+        (confidence, *others), dtype = events, value_dtype(batch)
+
+        def formula(confidence: Tensor) -> Tensor:
+            return self.formula(confidence, *others).to(dtype)
+
+        if not self.options.has_kernel(len(confidence), 1):
+            return formula(confidence)
+        return error(confidence, tuple(others), self.options, dtype, formula)
 
 
 class PenaltyLoss(nn.Module):
@@ -76,16 +119,22 @@ class PenaltyLoss(nn.Module):
     ) -> Tensor:
         """Return the penalty for a batch as a scalar."""
         weights = weights_from(weights, sample_weight)
-        return self._of_batch(self.input_format, preds, target, weights)
-
-    def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        p = input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
+        is_on_cpu = _is_on_cpu(preds)
+        found = None if is_on_cpu else self.penalty.of_batch(Batch(self.input_format, preds, target, weights))
+        if found is not None:
+            return found
+        p = self.input_format.read(preds, target, weights, batch_shape=(), wait=is_on_cpu)
         value = self.penalty.from_predictions(p)
         return (value.mean() if value.dim() else value).to(p.dtype)
 
     def extra_repr(self) -> str:
         """Return the penalty, the task and `from_logits` as text, which `repr` includes."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
+
+
+def value_dtype(batch: Batch) -> torch.dtype:
+    """Return the dtype of the penalty of a batch: that of the predictions, at least float32."""
+    return torch.promote_types(batch.preds.dtype, torch.float32)
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Training penalties over bins: expected calibration error (ECE) with hard or soft bin membership."""
 
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torchcalib.core.arguments import (
     task_of,
     with_resolved_task,
 )
-from torchcalib.core.batch import error_of_batch
+from torchcalib.core.batch import Batch, error_of_batch
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.inputs import InputFormat
@@ -25,14 +25,15 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, error_of_bins, rmsce_from_bins
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
+from torchcalib.losses.base import EventPenalty, Penalty, PenaltyLoss, evaluate, event_mode
+from torchcalib.ops import penalties
 
 Norm = Literal["l1", "l2"]
 _MAX_BINS = 2**20
 
 
 @dataclass(frozen=True)
-class HardBins:
+class HardBins(Penalty):
     """Expected calibration error over equal-width bins as a `Penalty`; see `torchcalib.functional.ece`."""
 
     bins: EqualWidthBins
@@ -41,9 +42,21 @@ class HardBins:
         """Return the error for each batch element; see `Penalty.from_predictions`."""
         return error_of_bins(ece_from_bins, self.bins.from_predictions(p))
 
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the error of a batch in few launches of Triton; see `Penalty.of_batch`."""
+        kind = SumState(self.bins, (self.bins.n_quantities, self.bins.n_cells))  # of labels of one event
+        how, preds, target, weights, backend = batch
+
+        def formula(how: InputFormat, *given: Any) -> Tensor:
+            p = how.read(*given, batch_shape=(), wait=False)
+            return self.from_predictions(p).to(p.dtype)
+
+        found = error_of_batch(how, kind, "l1", None, preds, target, weights, formula, backend)
+        return None if found is None else found[0]
+
 
 @dataclass(frozen=True)
-class SoftBins:
+class SoftBins(EventPenalty):
     """Calibration error over bins with soft membership as a `Penalty`; see `soft_binned_ece`."""
 
     mode: Mode
@@ -56,12 +69,16 @@ class SoftBins:
         check_positive("temperature", self.temperature)
         check_choice("norm", self.norm, get_args(Norm))
 
-    def from_predictions(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.from_predictions`."""
-        confidence, outcome, n = weighted_events(p, self.mode)
+    @property
+    def options(self) -> penalties.SoftBins:
+        """Options of the kernels of the error."""
+        return penalties.SoftBins(self.n_bins, self.temperature, self.norm)
+
+    def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
+        """Return the error for each batch element; see `EventPenalty.formula`."""
         centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
         member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
-        bins = BinStats(torch.stack((n, n * confidence, n * outcome), -2) @ member)
+        bins = BinStats(torch.stack((weights, weights * confidence, weights * outcome), -2) @ member)
         return error_of_bins(ece_from_bins if self.norm == "l1" else rmsce_from_bins, bins)
 
 
@@ -86,8 +103,6 @@ class ECELoss(PenaltyLoss):
         >>> loss.backward()
     """
 
-    penalty: HardBins
-
     def __init__(
         self,
         task: Task | None = None,
@@ -102,14 +117,6 @@ class ECELoss(PenaltyLoss):
         check_flag("right", right)
         bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
         super().__init__(HardBins(bins), task=task, **options)
-
-    def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        found, formula = None, super()._of_batch
-        if isinstance(preds, Tensor) and not preds.is_cpu:
-            bins = self.penalty.bins
-            kind = SumState(bins, (bins.n_quantities, bins.n_cells))  # of labels of one event
-            found = error_of_batch(input_format, kind, "l1", None, preds, target, weights, formula)
-        return formula(input_format, preds, target, weights) if found is None else found[0]
 
 
 def soft_binned_ece(

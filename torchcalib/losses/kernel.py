@@ -20,16 +20,20 @@ from torchcalib.core.arguments import (
     task_of,
     with_resolved_task,
 )
+from torchcalib.core.batch import Batch, columns_with_gradient
 from torchcalib.core.events import Mode
+from torchcalib.core.kernel_blocks import scale_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.functional.kernel import DirichletSettings, KernelSettings
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
+from torchcalib.losses.base import EventPenalty, Penalty, PenaltyLoss, evaluate, event_mode, value_dtype
+from torchcalib.ops.batch import without_gradient
 from torchcalib.ops.logs import root, wide_dtype
 from torchcalib.ops.pairwise import Kernel
+from torchcalib.ops.penalties import Canonical, Embedding, Squared, error
 
 
 @dataclass(frozen=True)
-class SimilarConfidences:
+class SimilarConfidences(EventPenalty):
     """Maximum mean calibration error as a `Penalty`; see `mmce`."""
 
     mode: Mode
@@ -40,9 +44,13 @@ class SimilarConfidences:
         check_positive("bandwidth", self.bandwidth, at_least=1e-3)
         check_flag("weighted", self.weighted)
 
-    def from_predictions(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.from_predictions`."""
-        confidence, outcome, weights = weighted_events(p, self.mode)
+    @property
+    def options(self) -> Embedding:
+        """Options of the kernels of the error."""
+        return Embedding(self.bandwidth, self.weighted)
+
+    def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
+        """Return the error for each batch element; see `EventPenalty.formula`."""
         if self.weighted:
             residual = _terms_of_mean(1 - confidence, weights * outcome)
             residual = residual - _terms_of_mean(confidence, weights * (1 - outcome))
@@ -158,7 +166,7 @@ class MMCELoss(PenaltyLoss):
 
 
 @dataclass(frozen=True)
-class CanonicalError:
+class CanonicalError(Penalty):
     """Canonical calibration error as a `Penalty`; see `canonical_error`."""
 
     settings: DirichletSettings
@@ -170,6 +178,44 @@ class CanonicalError:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.input_preds.device), device=p.input_preds.device)
         is_single = weights.sum(-1, keepdim=True) == 1
         return self.settings.from_predictions(p.with_weights(torch.where(is_single, 2 * weights, weights)))
+
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the error of a batch in few launches of Triton; see `Penalty.of_batch`."""
+        bandwidth = self.settings.bandwidth
+        is_checked = batch.weights is not None and batch.weights.is_floating_point()  # whether weights are whole
+        if isinstance(bandwidth, str) or is_checked:
+            return None
+        return _mean_over_pairs(self, batch, Canonical(self.settings.p, bandwidth))
+
+
+@dataclass(frozen=True)
+class SquaredKernelError(Penalty):
+    """Biased squared kernel calibration error as a `Penalty`; see `functional.skce`."""
+
+    settings: KernelSettings
+
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the error for each batch element; see `Penalty.from_predictions`."""
+        return self.settings.from_predictions(p)
+
+    def of_batch(self, batch: Batch) -> Tensor | None:
+        """Return the error of a batch in few launches of Triton; see `Penalty.of_batch`."""
+        kernel, bandwidth = self.settings.kernel, self.settings.bandwidth
+        if isinstance(bandwidth, str):
+            return None
+        return _mean_over_pairs(self, batch, Squared(kernel, scale_of(kernel, bandwidth)))
+
+
+def _mean_over_pairs(penalty: Penalty, batch: Batch, options: Canonical | Squared) -> Tensor | None:
+    """Return a mean over pairs of rows of a batch of labels by Triton; None for other batches and devices."""
+    found = columns_with_gradient(batch, penalty.from_predictions)
+    if found is None:
+        return None
+    (columns, formula), dtype = found, value_dtype(batch)
+    values, n = columns.values, len(columns.values)
+    if not options.has_kernel(n, values.numel() // n):
+        return None
+    return error(values, without_gradient(columns), options, dtype, lambda values: formula(values).to(dtype))
 
 
 class CanonicalLoss(PenaltyLoss):
@@ -232,4 +278,4 @@ class SKCELoss(PenaltyLoss):
     ) -> None:
         task = task_of(task, **options)
         check_task(task)
-        super().__init__(KernelSettings("biased", kernel, bandwidth), task=task, **options)
+        super().__init__(SquaredKernelError(KernelSettings("biased", kernel, bandwidth)), task=task, **options)

@@ -2,7 +2,8 @@
 
 `added` adds the sums of a batch to states without waiting for the device. With Triton one launch reads binary
 predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.
-`binned_error` and `ranked` need Triton. They compute an error with its gradient, and the samples of rank-based metrics.
+`binned_error`, `events` and `ranked` need Triton. They compute an error with its gradient, events with their gradient,
+and the samples of rank-based metrics.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,18 @@ from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
-__all__ = ["BinnedError", "Columns", "Plan", "added", "binned_error", "ranked", "uses_triton"]
+__all__ = [
+    "BinnedError",
+    "Columns",
+    "Plan",
+    "added",
+    "binned_error",
+    "events",
+    "ranked",
+    "ranked_classes",
+    "uses_triton",
+    "without_gradient",
+]
 
 
 def added(states: Tensor | None, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
@@ -50,9 +62,24 @@ def binned_error(
     Multi-class predictions and their gradient need seven launches, binary ones four. `formula` is the same function of
     the values in differentiable operations, for derivatives of higher order.
     """
-    numbers = columns._replace(values=columns.values.detach())
+    numbers = without_gradient(columns)
     value, after, *_ = _binned_error(columns.values, states, numbers, plan, error, formula, backend=backend)
     return value, after
+
+
+def events(
+    columns: Columns, of_top: bool, formula: Callable[[Tensor], tuple[Tensor, ...]], backend: Backend = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return confidences, outcomes and weights of the events of a batch `(N,)` with Triton, each float64.
+
+    They are 0.5, 0 and 0 in rows without weight, and the weight of an invalid row is NaN. Only confidences have a
+    gradient. It must be 0 in rows without weight. `formula` is the same function of the values in differentiable
+    operations, for derivatives of higher order. Multi-class predictions and their gradient need four launches, binary
+    ones two.
+    """
+    numbers = without_gradient(columns)
+    confidence, outcome, weight, *_ = _events(columns.values, numbers, of_top, formula, backend=backend)
+    return confidence, outcome, weight
 
 
 def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
@@ -63,6 +90,16 @@ def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[T
     triton: Any = import_module(f"{__name__}.triton")
     columns, rows = _columns_and_rows(columns, "top", backend)
     found: tuple[Tensor, Tensor, Tensor] = triton.ranked(columns, rows, of_top)
+    return found
+
+
+def ranked_classes(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores and outcomes of the events of all classes `(C, N)` with Triton, as for `ranked`.
+
+    Scores are probabilities, or log-odds of logits; see `ops.log_odds`.
+    """
+    triton: Any = import_module(f"{__name__}.triton")
+    found: tuple[Tensor, Tensor, Tensor] = triton.ranked_classes(without_gradient(columns))
     return found
 
 
@@ -81,12 +118,30 @@ def _gradient_of_error(
     triton: Any = import_module(f"{__name__}.triton")
     columns, plan, error = arguments[2:5]
     slopes, rows = results[2], results[3:]
-    columns = columns._replace(target=_integers(columns.target))
-    given = columns, rows or None, plan.rules[0], slopes, upstream, error.drops_invalid
+    given = columns, rows or None, plan.rules[0], slopes, upstream, error
     return [triton.binned_gradient(*given) for _ in needed]
 
 
 _binned_error = fused(_error_and_rows, lambda values, *others: (others[-1](values),), _gradient_of_error)
+
+
+def _events_and_rows(backend: Backend, _: Tensor, columns: Columns, of_top: bool, __: Any) -> tuple[Tensor, ...]:
+    """Return the events of a batch, and the scores and top classes of multi-class rows."""
+    triton: Any = import_module(f"{__name__}.triton")
+    columns, rows = _columns_and_rows(columns, "confidence", backend)
+    return (*triton.events(columns, rows, of_top), *(rows or ()))
+
+
+def _gradient_of_events(
+    _: Backend, arguments: list[Any], results: tuple[Tensor, ...], needed: list[int], upstream: Tensor
+) -> list[Tensor]:
+    triton: Any = import_module(f"{__name__}.triton")
+    _, columns, of_top, _ = arguments
+    rows = results[3:]
+    return [triton.events_gradient(columns, rows or None, of_top, results[2], upstream) for _ in needed]
+
+
+_events = fused(_events_and_rows, lambda values, *others: others[-1](values), _gradient_of_events)
 
 
 def _columns_and_rows(
@@ -98,6 +153,11 @@ def _columns_and_rows(
     options = columns.from_logits, columns.tolerance, detail
     of_rows = scores_and_tops(values, target, *options, backend=backend) if values.dim() > 1 else None
     return columns._replace(target=target), of_rows
+
+
+def without_gradient(columns: Columns) -> Columns:
+    """Return columns for Triton, with labels without the dtype bool, and values without gradient."""
+    return columns._replace(values=columns.values.detach(), target=_integers(columns.target))
 
 
 def _integers(target: Tensor) -> Tensor:

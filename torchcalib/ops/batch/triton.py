@@ -21,7 +21,7 @@ from torchcalib.ops.softmax_stats.triton import log1p
 
 _CHUNK = 32  # rows that a program of one warp loads at a time
 _PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows
-_TILE = 1024  # logits that a program of `_log_odds` loads at a time
+_TILE = 1024  # predictions that a program of `_log_odds` or `_rank_classes` loads at a time
 _AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers of the state per program
 _FIRST_SCORE = tl.constexpr(FIRST_SCORE)
 _LEAST_WEIGHT, _MOST_WEIGHT = tl.constexpr(LEAST_WEIGHT), tl.constexpr(MOST_WEIGHT)
@@ -56,7 +56,7 @@ def binned_gradient(
     rule: BinRule,
     slopes: Tensor,
     upstream: Tensor,
-    drops_invalid: bool,
+    error: BinnedError,
 ) -> Tensor:
     """Return the gradient of `binned_error` in the predictions, in one launch if binary, otherwise in two.
 
@@ -64,14 +64,45 @@ def binned_gradient(
     """
     values = columns.values
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    grads = out if rows is None else torch.empty_like(rows[0])
+    grads = out if rows is None else torch.empty(len(values), dtype=torch.float64, device=values.device)
+    is_debiased = error.norm.startswith("debiased")
     with torch.cuda.device_of(values):
         _slope[(triton.cdiv(len(values), _PIECE),)](
-            *_arguments(columns, rows), slopes[1], upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
-            int(rule.right), int(rule.of_top), drops_invalid, *_options(columns, rows), _PIECE, num_warps=4,
+            *_arguments(columns, rows), slopes, upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
+            int(rule.right), int(rule.of_top), error.drops_invalid, is_debiased, *flags_of(columns), _PIECE,
+            num_warps=4,
         )  # fmt: skip
     if rows is not None:
         softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
+    return out
+
+
+def events(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.events` in one launch."""
+    values, n = columns.values, len(columns.values)
+    confidence, outcome, weight = (torch.empty(n, dtype=torch.float64, device=values.device) for _ in range(3))
+    with torch.cuda.device_of(values):
+        _fill_events[(triton.cdiv(n, _PIECE),)](
+            *_arguments(columns, rows), confidence, outcome, weight, n, columns.ignore_index or 0, int(of_top),
+            *flags_of(columns), _PIECE, num_warps=4,
+        )  # fmt: skip
+    return confidence, outcome, weight
+
+
+def events_gradient(
+    columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool, weight: Tensor, grads: Tensor
+) -> Tensor:
+    """Return the gradient in the predictions in one launch, from `grads` in the confidences of `batch.events`."""
+    values = columns.values
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    with torch.cuda.device_of(values):
+        if rows is not None:
+            softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
+        else:
+            _fill_gradient[(triton.cdiv(len(values), _PIECE),)](
+                values, values.stride(0), weight, grads.contiguous(), out, len(values), int(of_top),
+                columns.from_logits, _PIECE, num_warps=4,
+            )  # fmt: skip
     return out
 
 
@@ -87,13 +118,30 @@ def ranked(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -
     with torch.cuda.device_of(values):
         _rank[(triton.cdiv(n, _PIECE),)](
             *_arguments(columns, rows), score, outcome, n_ignored, n, columns.ignore_index or 0, int(of_top),
-            *_options(columns, rows), _PIECE, num_warps=4,
+            *flags_of(columns), _PIECE, num_warps=4,
         )  # fmt: skip
         if rows is not None and has_log_odds:
             block = min(triton.next_power_of_2(values.shape[1]), _TILE)
             _log_odds[(triton.cdiv(n, _TILE // block),)](
                 values, *values.stride(), values.shape[1], rows[1], score, n, _TILE // block, block, num_warps=4
             )
+    return score, outcome, n_ignored
+
+
+def ranked_classes(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.ranked_classes` in one launch, and one that fills zeros."""
+    values, (n, n_classes) = columns.values, columns.values.shape
+    dtype = torch.float64 if columns.from_logits else torch.promote_types(values.dtype, torch.float32)
+    score = torch.empty(n_classes, n, dtype=dtype, device=values.device)
+    outcome = torch.empty(n_classes, n, dtype=torch.uint8, device=values.device)
+    n_ignored = torch.zeros(2, dtype=torch.float64, device=values.device)
+    block = min(triton.next_power_of_2(n_classes), _CHUNK)
+    with torch.cuda.device_of(values):
+        _rank_classes[(triton.cdiv(n, _TILE // block),)](
+            values, *values.stride(), columns.target, columns.target.stride(0), score, outcome, n_ignored, n, n_classes,
+            columns.ignore_index or 0, columns.tolerance, columns.ignore_index is not None, columns.from_logits,
+            _TILE // block, block, num_warps=4,
+        )  # fmt: skip
     return score, outcome, n_ignored
 
 
@@ -105,22 +153,29 @@ def _sums_of_pieces(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: 
     with torch.cuda.device_of(parts):
         _read[(len(parts), len(plan.tiles))](
             *_arguments(columns, rows), plan.tiles, parts, n, size, parts.shape[1], columns.ignore_index or 0,
-            *_options(columns, rows), plan.is_squared, _CHUNK, BINS, num_warps=1,
+            *flags_of(columns), plan.is_squared, _CHUNK, BINS, num_warps=1,
         )  # fmt: skip
     return parts
 
 
 def _arguments(columns: Columns, rows: tuple[Tensor, Tensor] | None) -> list[Any]:
     """Return the columns of a batch as arguments of kernels, with their strides."""
-    values, target, weights = columns.values, columns.target, columns.weights
+    values = columns.values
     of_rows = [values, values, values.stride(0)] if rows is None else [*rows, len(values)]
+    return [*of_rows, *labels_of(columns)]
+
+
+def labels_of(columns: Columns) -> list[Any]:
+    """Return labels and weights as arguments of kernels, with their strides."""
+    target, weights = columns.target, columns.weights
     of_weights = [target, 0] if weights is None else [weights, weights.stride(0)]
-    return [*of_rows, target, target.stride(0), *of_weights]
+    return [target, target.stride(0), *of_weights]
 
 
-def _options(columns: Columns, rows: tuple[Tensor, Tensor] | None) -> list[bool]:
+def flags_of(columns: Columns) -> list[bool]:
     """Return whether rows have weights, some are ignored, they are binary, and predictions are logits."""
-    return [columns.weights is not None, columns.ignore_index is not None, rows is None, columns.from_logits]
+    is_binary = columns.values.dim() == 1
+    return [columns.weights is not None, columns.ignore_index is not None, is_binary, columns.from_logits]
 
 
 @triton.jit
@@ -136,7 +191,7 @@ def _times(a, b):
 
 
 @triton.jit
-def _weights(
+def weights_of(  # noqa: ANN201
     row, end, label, weights, weight_stride, valid, ignore, weighted: tl.constexpr, has_ignore: tl.constexpr
 ):  # fmt: skip
     """Return the weights of rows, 0 for ignored and invalid rows, and a mask of the invalid ones."""
@@ -245,7 +300,7 @@ def _read(
             inside = row < end
             label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
             p, hit, valid = _event(values, tops, stride, row, inside, label, 1, binary, logits)
-            w, broken = _weights(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+            w, broken = weights_of(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
             log_prob, error, entropy = _scores(values, stride, row, inside, label, binary, logits)
             n_invalid += broken.to(tl.float64)
             weight += w
@@ -277,7 +332,7 @@ def _read(
             inside = row < end
             label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
             p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-            w, _ = _weights(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+            w, _ = weights_of(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
             p = tl.where(w == 0, 0.0, p)
             in_bin = (w != 0)[None, :] & (bin_of(p, n_bins, right != 0)[None, :] == program_bins[:, None])
             v = w * (p * (1 - p))
@@ -326,38 +381,77 @@ def _add(
 @triton.jit(do_not_specialize=["n", "ignore", "n_bins", "right", "of_top"])
 def _slope(
     values, tops, stride, target, label_stride, weights, weight_stride, slopes, upstream, out, n, ignore, n_bins,
-    right, of_top, drops_invalid: tl.constexpr, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr,
-    logits: tl.constexpr, chunk: tl.constexpr,
+    right, of_top, drops_invalid: tl.constexpr, debiased: tl.constexpr, weighted: tl.constexpr,
+    has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of an error in binary predictions, or in the scores `(4, n)` of multi-class rows.
+    """Store the gradient of an error in binary predictions, or in the confidences `(n,)` of multi-class rows.
 
-    It is the weight of a row times the derivative `slopes` in the sum of the confidences of its bin.
+    A confidence p of weight w and outcome y adds w p, and for a debiased error w (y - p)^2, to the sums of its bin. The
+    derivatives in these sums are `slopes` `(F, B)`.
     """
     row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
     inside = row < n
     label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
-    p, _, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
-    slope = tl.load(slopes + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0), mask=inside, other=0)
+    p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    w, broken = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    bin_slopes = slopes + n_bins + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0)
+    slope = tl.load(bin_slopes, mask=inside, other=0)
+    if debiased:
+        slope -= 2 * (y - p) * tl.load(bin_slopes + 5 * n_bins, mask=inside, other=0)
     slope = tl.where(w == 0, 0.0, w * slope * tl.load(upstream).to(tl.float64))
     if not drops_invalid:
         slope = tl.where(broken, float("nan"), slope)
     if binary:
-        x = tl.load(values + row * stride, mask=inside & (w != 0), other=0).to(tl.float64)
-        centre = 0.0 if logits else 0.5
-        falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
-        if logits:
-            e = tl.exp(-tl.abs(x))
-            slope *= e / ((1 + e) * (1 + e))
-            slope = tl.where((of_top != 0) & (x == 0), 0.0, slope)  # |x| has the gradient 0
-        slope = tl.where(falls, -slope, slope)
-        if out.dtype.element_ty != tl.float64:
-            slope = slope.to(tl.float32)  # from which every narrower dtype can be rounded
-        tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+        _store_slope(values, stride, slope, out, row, inside & (w != 0), inside, of_top, logits)
     else:
-        for k in tl.static_range(3):
-            tl.store(out + k * n.to(tl.int64) + row, tl.zeros([chunk], tl.float64), mask=inside)
-        tl.store(out + 3 * n.to(tl.int64) + row, slope, mask=inside)
+        tl.store(out + row, slope, mask=inside)
+
+
+@triton.jit
+def _store_slope(values, stride, slope, out, row, used, inside, of_top, logits: tl.constexpr):
+    """Store the derivatives in binary predictions, from those in the confidences of their events."""
+    x = tl.load(values + row * stride, mask=used, other=0).to(tl.float64)
+    centre = 0.0 if logits else 0.5
+    falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
+    if logits:
+        e = tl.exp(-tl.abs(x))
+        slope *= e / ((1 + e) * (1 + e))
+        slope = tl.where((of_top != 0) & (x == 0), 0.0, slope)  # |x| has the gradient 0
+    slope = tl.where(falls, -slope, slope)
+    if out.dtype.element_ty != tl.float64:
+        slope = slope.to(tl.float32)  # from which every narrower dtype can be rounded
+    tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "ignore", "of_top"])
+def _fill_events(
+    values, tops, stride, target, label_stride, weights, weight_stride, confidence, outcome, weight, n, ignore, of_top,
+    weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Store confidence, outcome and weight of the event of each row; 0.5, 0 and 0 in a row without weight.
+
+    The weight of an invalid row is NaN.
+    """
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+    p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    w, broken = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    tl.store(confidence + row, tl.where(w == 0, 0.5, p), mask=inside)
+    tl.store(outcome + row, tl.where(w == 0, 0.0, y), mask=inside)
+    tl.store(weight + row, tl.where(broken, float("nan"), w), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "of_top"])
+def _fill_gradient(
+    values, stride, weight, grads, out, n, of_top, logits: tl.constexpr, chunk: tl.constexpr
+):  # fmt: skip
+    """Store the gradient in binary predictions, from that in the confidences of `_fill_events`."""
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    used = tl.load(weight + row, mask=inside, other=0) != 0
+    slope = tl.load(grads + row, mask=used, other=0)
+    _store_slope(values, stride, slope, out, row, used, inside, of_top, logits)
 
 
 @triton.jit(do_not_specialize=["n", "ignore", "of_top"])
@@ -370,7 +464,7 @@ def _rank(
     inside = row < n
     label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
     p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
-    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    w, broken = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
     if binary and logits:
         p = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
         p = tl.where(of_top != 0, tl.abs(p), p)
@@ -414,3 +508,75 @@ def _others(first, column_stride, n_classes, begin, top, x_top, present, block: 
     x = tl.load(first[:, None] + column[None, :] * column_stride, mask=inside, other=float("-inf")).to(tl.float64)
     limit = tl.where(x == float("inf"), 0.0, float("-inf"))
     return tl.where((x_top == float("inf"))[:, None], limit, x)
+
+
+@triton.jit(do_not_specialize=["n", "n_classes", "ignore", "tolerance"])
+def _rank_classes(
+    values, row_stride, column_stride, target, label_stride, score, outcome, n_ignored, n, n_classes, ignore, tolerance,
+    has_ignore: tl.constexpr, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Store scores and outcomes of the events of all classes, and add the number of invalid rows to `n_ignored`.
+
+    Scores are probabilities, or the log-odds of logits by the steps of `log_odds._of_logits`.
+    """
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n
+    first = values + row * row_stride
+    # 1. Check the values, and find the largest one and its first class.
+    largest = tl.full([rows], float("-inf"), tl.float64)
+    place = tl.zeros([rows], tl.int32)
+    total = tl.zeros([rows], tl.float64)
+    n_wrong = tl.zeros([rows], tl.int32)
+    for begin in range(0, n_classes, block):
+        column = begin + tl.arange(0, block)
+        inside = present[:, None] & (column < n_classes)[None, :]
+        at = first[:, None] + column.to(tl.int64)[None, :] * column_stride
+        x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float64)
+        wrong = inside & (x != x if logits else ~((x >= 0) & (x <= 1)))
+        n_wrong += tl.sum(wrong.to(tl.int32), 1)
+        high = tl.max(tl.where(wrong, float("-inf"), x), 1)
+        at_high = tl.min(tl.where(x == high[:, None], column[None, :], n_classes), 1)
+        place = tl.where(high > largest, at_high, place)
+        largest = tl.maximum(largest, high)
+        total += tl.sum(tl.where(inside & ~wrong, x, 0.0), 1)
+    valid = (n_wrong == 0) & (largest != float("-inf") if logits else tl.abs(total - 1) <= tolerance)
+    label = tl.load(target + row * label_stride, mask=present, other=0).to(tl.int64)
+    w, broken = weights_of(
+        row, n, label, target, 0, valid & (label >= 0) & (label < n_classes), ignore, False, has_ignore
+    )
+    count = tl.sum(broken.to(tl.float64), 0)
+    tl.atomic_add(n_ignored, count, mask=count > 0, sem="relaxed")
+    # 2. Log-odds D of the top class from the log-sum-exp of the others, which can all be -inf
+    other_largest = tl.full([rows], float("-inf"), tl.float64)
+    rest = tl.zeros([rows], tl.float64)
+    if logits:
+        for begin in range(0, n_classes, block):
+            x = _others(first, column_stride, n_classes, begin, place, largest, present, block)
+            other_largest = tl.maximum(other_largest, tl.max(x, 1))
+        shift = tl.where(other_largest == float("-inf"), 0.0, other_largest)
+        for begin in range(0, n_classes, block):
+            x = _others(first, column_stride, n_classes, begin, place, largest, present, block)
+            rest += tl.sum(tl.exp(x - shift[:, None]), 1)
+    log_rest = _log(rest)
+    top = tl.where(largest == float("inf"), 0.0, largest)
+    odds = tl.where(rest == 0, float("inf"), (top - tl.where(rest == 0, 0.0, other_largest)) - log_rest)
+    scale = tl.where(odds > 0, odds, 0.0)
+    below = tl.exp(-tl.abs(odds))
+    # 3. Scores of all classes. With r_k = z_k - log-sum-exp of the others, class k has r_k - log(1 + e^D - e^r_k).
+    for begin in range(0, n_classes, block):
+        column = begin + tl.arange(0, block)
+        inside = present[:, None] & (column < n_classes)[None, :]
+        is_top = column[None, :] == place[:, None]
+        if logits:
+            x = _others(first, column_stride, n_classes, begin, place, largest, present, block)
+            is_zero = (x == float("-inf")) | (odds == float("inf"))[:, None]
+            r = tl.where(is_zero, 0.0, x - other_largest[:, None] - log_rest[:, None] - scale[:, None])
+            found = tl.where(is_zero, float("-inf"), r - log1p(tl.where(is_zero, 0.0, below[:, None] - tl.exp(r))))
+            found = tl.where(is_top, odds[:, None], found)
+        else:
+            at = first[:, None] + column.to(tl.int64)[None, :] * column_stride
+            found = tl.load(at, mask=inside, other=0).to(tl.float64)
+        to = column.to(tl.int64)[None, :] * n + row[:, None]
+        tl.store(score + to, tl.where((w == 0)[:, None], float("nan"), found).to(score.dtype.element_ty), mask=inside)
+        hit = (w != 0)[:, None] & (label[:, None] == column[None, :])
+        tl.store(outcome + to, hit.to(tl.uint8), mask=inside)

@@ -105,8 +105,9 @@ def bin_errors(sums: Tensor, norm: Norm, formula: Callable[[Tensor], Tensor]) ->
 
     With share_b of the samples in bin b, "l1" is sum_b share_b |gap_b|, "l2" the root of sum_b share_b gap_b^2, and
     "signed" sum_b share_b gap_b. "mean" is the mean of |gap_b| over bins with samples, and "max" the largest one. The
-    error is NaN without samples. The launch also computes the gradient. `formula` is the same function of the sums in
-    differentiable operations, for derivatives of higher order.
+    error is NaN without samples. "debiased_l1" and "debiased_l2" replace gap_b^2 by gap_b^2 - v_b with the variance v_b
+    of the gap, and need the sums of `noise`; see `BinStats.gap_variance`. The launch also computes the gradient.
+    `formula` is the same function of the sums in differentiable operations, for derivatives of higher order.
     """
     errors: Tensor = _errors(sums, norm, formula)[0]
     return errors

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import plain
-from torchcalib.ops.bin_sums.formula import Bins, Norm
+from torchcalib.ops.bin_sums.formula import ONE_ROW, Bins, Norm
 from torchcalib.ops.bin_sums.plain import ClassRows, Events
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.softmax_stats.triton import exp, in_units
@@ -25,7 +25,9 @@ _TILE, _CLASSES = 256, 256
 _PROGRAMS = 4096  # programs of one warp that occupy a GPU
 _ROWS = 64  # smallest number of rows per program
 _ERRORS = 256  # largest number of bins that a program of `_fill_errors` loads at a time
+_AT_ONCE = 1024  # sums of parts that it adds together
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
+_ONE_ROW = tl.constexpr(ONE_ROW * torch.finfo(torch.float64).eps)
 
 
 def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
@@ -74,19 +76,26 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 
 
 def bin_errors(
-    sums: Tensor, norm: Norm, n_invalid: Tensor | None = None, dtype: torch.dtype = torch.float64
+    sums: Tensor,
+    norm: Norm,
+    n_invalid: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    in_parts: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute `bin_sums.bin_errors` in one launch, and its derivatives in the sums `(..., F, B)`.
 
-    If the number `n_invalid` of invalid rows is positive, both are NaN.
+    If the number `n_invalid` of invalid rows is positive, both are NaN. With `in_parts`, the sums are the
+    totals of `sums` `(..., P, F, B)` over P parts.
     """
     sums = sums.contiguous()
-    *lead, n_sums, n_bins = sums.shape
-    errors, slopes = sums.new_empty(lead, dtype=dtype), torch.empty_like(sums)
+    *lead, n_parts, n_sums, n_bins = sums.shape if in_parts else (*sums.shape[:-2], 1, *sums.shape[-2:])
+    errors, slopes = sums.new_empty(lead, dtype=dtype), sums.new_empty(*lead, n_sums, n_bins)
+    block = min(_ERRORS, triton.next_power_of_2(n_bins))
+    at_once = max(1, min(_AT_ONCE // block, triton.next_power_of_2(n_parts)))
     with torch.cuda.device_of(sums):
         _fill_errors[(errors.numel(),)](
-            sums, sums if n_invalid is None else n_invalid, errors, slopes, n_sums, n_bins,
-            n_invalid is not None, norm, min(_ERRORS, triton.next_power_of_2(n_bins)), num_warps=1,
+            sums, sums if n_invalid is None else n_invalid, errors, slopes, n_parts, n_sums, n_bins,
+            n_invalid is not None, norm, at_once, block, num_warps=1 if n_parts == 1 else 4,
         )  # fmt: skip
     return errors, slopes
 
@@ -310,24 +319,27 @@ def _add_classes(
         tl.store(to + 6 * n_classes, square, mask=real)
 
 
-@triton.jit(do_not_specialize=["n_sums", "n_bins"])
+@triton.jit(do_not_specialize=["n_parts", "n_sums", "n_bins"])
 def _fill_errors(
-    sums, n_invalid, errors, slopes, n_sums, n_bins, checks: tl.constexpr, norm: tl.constexpr, block: tl.constexpr
+    sums, n_invalid, errors, slopes, n_parts, n_sums, n_bins, checks: tl.constexpr, norm: tl.constexpr,
+    at_once: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Store the error of a batch element, and its derivatives in the sums. One program for each element.
 
     W_b, P_b and O_b are the sums of weights, confidences and outcomes. d_b = O_b - P_b, g_b = d_b / W_b, W = sum W_b.
+    The variance of g_b is v_b, 0 unless the norm is debiased.
     """
     series = tl.program_id(0).to(tl.int64)
-    sums += series * n_sums * n_bins
+    sums += series * n_parts * n_sums * n_bins
     slopes += series * n_sums * n_bins
+    debiased: tl.constexpr = norm == "debiased_l1" or norm == "debiased_l2"
     # 1. Sums over bins. `check` is NaN if any sum is NaN.
     total = tl.zeros([block], tl.float64)
     check = tl.zeros([block], tl.float64)
     found = tl.zeros([block], tl.float64)
     n_filled = tl.zeros([block], tl.float64)
     for begin in range(0, n_bins, block):
-        n, d, gap, _ = _gaps(sums, begin, n_bins, block)
+        n, d, gap, _ = _gaps(sums, begin, n_parts, n_sums, n_bins, at_once, block)
         total += n
         check += n + d
         n_filled += (n > 0).to(tl.float64)
@@ -335,12 +347,15 @@ def _fill_errors(
             found += tl.abs(d)
         elif norm == "signed":
             found += d
-        elif norm == "l2":
-            found += d * gap
         elif norm == "mean":
             found += tl.abs(gap)
-        else:
+        elif norm == "max":
             found = tl.maximum(found, tl.abs(gap))
+        else:
+            v, _, _, _ = _variances(sums, n, gap, begin, n_parts, n_sums, n_bins, debiased, at_once, block)
+            square = gap * gap - v
+            check += square
+            found += n * (tl.sqrt(tl.where(square > 0, square, 0.0)) if norm == "debiased_l1" else square)
     # 2. The error E, NaN without data
     weight, bins = tl.sum(total, 0), tl.sum(n_filled, 0)
     is_valid = (weight != 0) & (tl.sum(check, 0) == tl.sum(check, 0))
@@ -352,24 +367,42 @@ def _fill_errors(
         error = tl.where(is_valid, tl.max(found, 0), float("nan"))
         n_largest = tl.zeros([block], tl.float64)
         for begin in range(0, n_bins, block):
-            _, _, gap, inside = _gaps(sums, begin, n_bins, block)
+            _, _, gap, inside = _gaps(sums, begin, n_parts, n_sums, n_bins, at_once, block)
             n_largest += (inside & (tl.abs(gap) == error)).to(tl.float64)
         bins = tl.sum(n_largest, 0)
     elif norm == "mean":
         error = tl.sum(found, 0) / bins
     else:
         error = tl.sum(found, 0) / weight
-        if norm == "l2":
-            error = tl.sqrt(error)
+        if norm == "l2" or norm == "debiased_l2":
+            error = tl.sqrt(tl.where(error < 0, 0.0, error))
     tl.store(errors + series, error.to(errors.dtype.element_ty))
     # 3. Derivatives in d_b, and in W_b for constant d_b
     for begin in range(0, n_bins, block):
-        n, d, gap, inside = _gaps(sums, begin, n_bins, block)
+        n, d, gap, inside = _gaps(sums, begin, n_parts, n_sums, n_bins, at_once, block)
+        column = slopes + begin + tl.arange(0, block)
+        for k in range(3, n_sums):
+            tl.store(column + k * n_bins, tl.zeros([block], tl.float64), mask=inside)
         sign = (d > 0).to(tl.float64) - (d < 0).to(tl.float64)
-        if norm == "l2":  # 0 where E = 0
-            positive = tl.where(error == 0, 1.0, error)
-            of_d = gap / (weight * positive)
-            of_n = -(gap * gap + error * error) / (2 * weight * positive)
+        if norm == "l2" or debiased:
+            # E W, or E^2 W, is the sum of W_b f(x_b) with x_b = g_b^2 - v_b. f(x) is the root of max(0, x), or x.
+            v, v_of_n, v_of_square, v_of_residual = _variances(
+                sums, n, gap, begin, n_parts, n_sums, n_bins, debiased, at_once, block
+            )
+            value = gap * gap - v
+            if norm == "debiased_l1":
+                value = tl.sqrt(tl.where(value > 0, value, 0.0))
+                slope = tl.where(value == 0, 0.0, 0.5 / tl.where(value == 0, 1.0, value)) / weight
+                of_n = (value - error) / weight
+            else:  # 0 where E = 0
+                slope = tl.where(error == 0, 0.0, 0.5 / (weight * tl.where(error == 0, 1.0, error)))
+                slope += tl.zeros([block], tl.float64)
+                of_n = slope * (value - error * error)
+            of_n -= slope * (2 * gap * gap + n * (v_of_n + gap * gap * v_of_residual))
+            of_d = slope * 2 * (gap + n * gap * v_of_residual)
+            if debiased:
+                tl.store(column + 5 * n_bins, -slope * n * v_of_square, mask=inside)
+                tl.store(column + 6 * n_bins, -slope * n * v_of_residual, mask=inside)
         elif norm == "l1" or norm == "signed":
             of_d = (sign if norm == "l1" else inside.to(tl.float64)) / weight
             of_n = tl.zeros([block], tl.float64) - error / weight
@@ -380,20 +413,59 @@ def _fill_errors(
             share = tl.where(is_valid, share, float("nan"))
             of_d = sign * share
             of_n = -tl.abs(gap) * share
-        column = slopes + begin + tl.arange(0, block)
         tl.store(column, of_n, mask=inside)
         tl.store(column + n_bins, -of_d, mask=inside)
         tl.store(column + 2 * n_bins, of_d, mask=inside)
-        for k in range(3, n_sums):
-            tl.store(column + k * n_bins, tl.zeros([block], tl.float64), mask=inside)
 
 
 @triton.jit
-def _gaps(sums, begin, n_bins, block: tl.constexpr):
+def _gaps(sums, begin, n_parts, n_sums, n_bins, at_once: tl.constexpr, block: tl.constexpr):
     """Return W_b, d_b and g_b of a block of bins, 0 in empty bins, and a mask of bins that exist."""
+    n, inside = _total(sums, 0, begin, n_parts, n_sums, n_bins, at_once, block)
+    p, _ = _total(sums, 1, begin, n_parts, n_sums, n_bins, at_once, block)
+    d, _ = _total(sums, 2, begin, n_parts, n_sums, n_bins, at_once, block)
+    d -= p
+    return n, d, tl.where(n == 0, 0.0, d / tl.where(n == 0, 1.0, n)), inside
+
+
+@triton.jit
+def _variances(
+    sums, n, gap, begin, n_parts, n_sums, n_bins, debiased: tl.constexpr, at_once: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Return the variances v_b of `BinStats.gap_variance`, and derivatives in W_b, S_b and R_b; 0 unless `debiased`.
+
+    S_b and R_b are the sums of w^2 and w e^2 for residuals e. With A_b = max(0, R_b - W_b g_b^2) and
+    D_b = W_b^2 - S_b, v_b = S_b A_b / (W_b D_b), but 0 for one row. The derivative in W_b is that for constant A_b.
+    """
+    if debiased:
+        square, _ = _total(sums, 5, begin, n_parts, n_sums, n_bins, at_once, block)
+        around_mean, _ = _total(sums, 6, begin, n_parts, n_sums, n_bins, at_once, block)
+        around_mean -= n * gap * gap
+        difference = n * n - square
+        is_single = difference <= n * n * _ONE_ROW
+        difference = tl.where(is_single, 1.0, difference)
+        factor = tl.where(is_single, 0.0, square / (tl.where(is_single, 1.0, n) * difference))
+        of_residual = tl.where(around_mean < 0, 0.0, factor)
+        around_mean = tl.where(around_mean < 0, 0.0, around_mean)
+        of_square = tl.where(is_single, 0.0, n * around_mean / (difference * difference))
+        of_n = -factor * around_mean * (3 * n * n - square) / (tl.where(is_single, 1.0, n) * difference)
+        v = factor * around_mean
+    else:
+        v = tl.zeros([block], tl.float64)
+        of_n = v
+        of_square = v
+        of_residual = v
+    return v, of_n, of_square, of_residual
+
+
+@triton.jit
+def _total(sums, row, begin, n_parts, n_sums, n_bins, at_once: tl.constexpr, block: tl.constexpr):
+    """Return a row of sums over a block of bins, added over the parts, and a mask of bins that exist."""
     index = begin + tl.arange(0, block)
     inside = index < n_bins
-    n = tl.load(sums + index, mask=inside, other=0)
-    d = tl.load(sums + 2 * n_bins + index, mask=inside, other=0)
-    d -= tl.load(sums + n_bins + index, mask=inside, other=0)
-    return n, d, tl.where(n == 0, 0.0, d / tl.where(n == 0, 1.0, n)), inside
+    total = tl.zeros([at_once, block], tl.float64)
+    for start in range(0, n_parts, at_once):
+        part = start + tl.arange(0, at_once)
+        at = ((part * n_sums + row) * n_bins)[:, None] + index[None, :]
+        total += tl.load(sums + at, mask=(part < n_parts)[:, None] & inside[None, :], other=0)
+    return tl.sum(total, 0), inside

@@ -69,14 +69,18 @@ def forward(
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `plain.backward` does, without synchronising the device."""
+    """Fill `out` as `plain.backward` does, without synchronising the device.
+
+    `grads` are the gradients in all scores `(4, n)`, or in the confidence only `(n,)`.
+    """
     n_rows, n_classes = values.shape
     rows, block, warps = _launch_shape(n_classes)
     columns = target.contiguous(), scores.contiguous(), top.contiguous(), grads.contiguous()
     with torch.cuda.device_of(values):
         _fill_gradient[(triton.cdiv(n_rows, rows), triton.cdiv(n_classes, block))](
-            values, *in_units(values), *columns, out, n_rows, from_logits, rows, block, num_warps=warps
-        )
+            values, *in_units(values), *columns, out, n_rows, grads.dim() == 1, from_logits, rows, block,
+            num_warps=warps,
+        )  # fmt: skip
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -323,17 +327,23 @@ def _merge_parts(
 @triton.jit(do_not_specialize=["n_rows"])
 def _fill_gradient(
     values, row_units, column_stride, units, unit: tl.constexpr, target, scores, tops, grads, out, n_rows,
-    logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    only_confidence: tl.constexpr, logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Store a part of the gradient of rows, by the formula of `plain.backward`. Grid: groups of rows, parts."""
     # 1. Scores of the rows, the gradients in them, and the entries of label and top class.
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     n_classes, row_at = units * unit, row * row_units * unit
-    of_log = tl.load(grads + row, mask=present, other=0)
-    of_square = tl.load(grads + n_rows.to(tl.int64) + row, mask=present, other=0)
-    of_entropy = tl.load(grads + 2 * n_rows.to(tl.int64) + row, mask=present, other=0)
-    of_confidence = tl.load(grads + 3 * n_rows.to(tl.int64) + row, mask=present, other=0)
+    if only_confidence:
+        of_log = tl.zeros([rows], tl.float64)
+        of_square = of_log
+        of_entropy = of_log
+        of_confidence = tl.load(grads + row, mask=present, other=0)
+    else:
+        of_log = tl.load(grads + row, mask=present, other=0)
+        of_square = tl.load(grads + n_rows.to(tl.int64) + row, mask=present, other=0)
+        of_entropy = tl.load(grads + 2 * n_rows.to(tl.int64) + row, mask=present, other=0)
+        of_confidence = tl.load(grads + 3 * n_rows.to(tl.int64) + row, mask=present, other=0)
     flat = (of_log == 0) & (of_square == 0) & (of_entropy == 0) & (of_confidence == 0)
     label = tl.load(target + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
