@@ -22,7 +22,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
-from torchcalib.ops.dispatch import source_of
+from torchcalib.ops.dispatch import choose, source_of
 from torchcalib.ops.operation import mode_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
 _LARGE, _CONVERTED = 2**20, 2**19  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
+_SHARES = 8  # a large batch has a multiple of this number of pieces
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
 _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
@@ -312,7 +313,11 @@ def _add_chunks(
             for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
                 are_added[k] &= _add_piece(rows, place, detail, adders, found[k])
 
-    in_threads(add, n_chunks, rows.label.size * rows.n_classes)
+    n_values = rows.label.size * rows.n_classes
+    if choose("events", "cpu", n_values) != "numba":
+        add(0, n_chunks)  # Operations of torch use several threads by themselves, and wait for each other in ours.
+    else:
+        in_threads(add, n_chunks, n_values)
     for chunk in found[1:]:
         for total, more in zip(totals, chunk, strict=True):
             total += more
@@ -414,8 +419,9 @@ def _array_of(x: Any) -> Any:
 
 
 def _ranges(n: int, most: int) -> list[tuple[int, int]]:
-    """Return ranges of similar sizes of at most `most` that cover [0, n)."""
-    n_ranges = -(-n // most)
+    """Return ranges of similar sizes of at most `most` that cover [0, n); as many for each of 2, 4 or 8 threads."""
+    least = -(-n // most)
+    n_ranges = min(n, 1 << (least - 1).bit_length() if least < _SHARES else -(-least // _SHARES) * _SHARES)
     return [(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)]
 
 
