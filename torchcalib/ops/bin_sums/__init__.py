@@ -155,7 +155,8 @@ def _event_sums(
     if has_labels and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
         found = source.column_sums(events.confidence.T, events.outcome.T, bins, shape[0])
         if found is not None:
-            return found.view(shape[0], *lead, shape[1]).movedim(0, -2)
+            sums = found.view(shape[0], *lead, shape[1]).movedim(0, -2)
+            return sums
     sums = source.event_sums(events, bins, shape)
     if groups is None:
         return sums.view(*lead, *shape)
