@@ -22,7 +22,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
-from torchcalib.ops.dispatch import source_of
+from torchcalib.ops.dispatch import choose, source_of
 from torchcalib.ops.operation import mode_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
 _LARGE, _CONVERTED = 2**20, 2**19  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
+_SHARES = 8  # a large batch has a multiple of this number of pieces for compiled loops; a power of two
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
 _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
@@ -118,11 +119,24 @@ class LabelledRows(NamedTuple):
 
     def places(self) -> list[_Place]:
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
-        keys = None if self.parts is None else self.parts.keys
+        parts = self.parts
+        keys = None if parts is None else parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
+        n_parts = 0 if parts is None or parts.n > _MAX_PARTS else parts.n
         n_rows = max(_ROWS, _PER_PART * n_parts)
-        return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
+        most_in_item = _LARGE_ITEM if is_by_item else _ROWS
+        if self.has_loops:
+            return _places(self.label.shape, self.n_classes, n_rows, _VALUES, most_in_item, _SHARES)
+        # Few calls of torch. Rows that are not copied are divided by `ops.softmax_stats`.
+        is_copied = self.weights is not None or parts is not None or self.input_format.ignore_index is not None
+        is_ready = not is_copied and self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous
+        n_values = self.preds.size if is_ready else 2 * _VALUES
+        return _places(self.label.shape, self.n_classes, n_rows, n_values, most_in_item)
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether compiled loops read the pieces, of which our threads read several at a time."""
+        return choose("rows" if self.n_classes > 1 else "events", "cpu", self.label.size * self.n_classes) == "numba"
 
     def piece(self, place: _Place, detail: "Detail", keeps_ignored: bool = False) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
@@ -312,7 +326,10 @@ def _add_chunks(
             for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
                 are_added[k] &= _add_piece(rows, place, detail, adders, found[k])
 
-    in_threads(add, n_chunks, rows.label.size * rows.n_classes)
+    if rows.has_loops:
+        in_threads(add, n_chunks, rows.label.size * rows.n_classes)
+    else:
+        add(0, n_chunks)  # operations of torch use several threads by themselves, and wait for each other in ours
     for chunk in found[1:]:
         for total, more in zip(totals, chunk, strict=True):
             total += more
@@ -382,16 +399,18 @@ def split_images(
     return parts()
 
 
-def _places(samples: Sequence[int], n_classes: int, n_rows: int, n_values: int, most_in_item: int) -> list[_Place]:
+def _places(
+    samples: Sequence[int], n_classes: int, n_rows: int, n_values: int, most_in_item: int, shares: int = 1
+) -> list[_Place]:
     """Return places of pieces of at most `n_rows` rows and `n_values` predicted values, for samples of this shape.
 
-    Items with at least `most_in_item` rows are pieces of their own.
+    Items with at least `most_in_item` rows are pieces of their own. The number of pieces is as for `_ranges`.
     """
     n_items = samples[0]
     per_item, per_piece = math.prod(samples) // n_items, max(1, min(n_rows, n_values // n_classes))
     if per_item < min(per_piece, most_in_item):
-        return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item)]
-    ranges = _ranges(per_item, per_piece)
+        return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item, shares)]
+    ranges = _ranges(per_item, per_piece, shares)
     return [(item, item + 1, slice(begin, end)) for item in range(n_items) for begin, end in ranges]
 
 
@@ -413,9 +432,15 @@ def _array_of(x: Any) -> Any:
     return x.float().numpy() if isinstance(x, Tensor) else x
 
 
-def _ranges(n: int, most: int) -> list[tuple[int, int]]:
-    """Return ranges of similar sizes of at most `most` that cover [0, n)."""
+def _ranges(n: int, most: int, shares: int) -> list[tuple[int, int]]:
+    """Return ranges of similar sizes of at most `most` that cover [0, n).
+
+    Their number is a multiple of `shares` or of its largest possible divisor, a power of two, so that each thread gets
+    as many of them.
+    """
     n_ranges = -(-n // most)
+    shares = min(shares, 1 << (n_ranges - 1).bit_length())
+    n_ranges = min(n, -(-n_ranges // shares) * shares)
     return [(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)]
 
 

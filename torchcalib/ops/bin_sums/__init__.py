@@ -152,13 +152,12 @@ def _event_sums(
     events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
     n_series, strides = len(events.confidence), events.confidence.stride()
     sums: Tensor
-    if confidence.is_cpu and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
-        # Columns of a matrix are read in the order of its memory, as groups.
-        numbers = torch.arange(n_series, device="cpu").repeat(n)
-        p, y = (x.T.reshape(1, -1) for x in (events.confidence, events.outcome))
-        events = Events(p, y, None, None, numbers.view(1, -1))
-        sums = source.event_sums(events, bins._replace(n_groups=n_series), (shape[0], n_series * shape[1]))
-        return sums.view(shape[0], *lead, shape[1]).movedim(0, -2)
+    has_labels = confidence.is_cpu and bins.noise != "shares" and not outcome.is_floating_point()
+    if has_labels and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
+        found = source.column_sums(events.confidence.T, events.outcome.T, bins, shape[0])
+        if found is not None:
+            sums = found.view(shape[0], *lead, shape[1]).movedim(0, -2)
+            return sums
     sums = source.event_sums(events, bins, shape)
     if groups is None:
         return sums.view(*lead, *shape)

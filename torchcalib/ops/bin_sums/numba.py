@@ -198,6 +198,44 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
     return True
 
 
+@compiled_loop
+def _add_columns(confidence, outcome, edges, right, sums):
+    """Add rows `(n, S)` of events to the `sums` `(F, S * B)` of all columns, whose cells are column * B + bin.
+
+    The steps are those of `add_labels`. Neighbours have different cells, so that one copy of the sums is enough. Return
+    False if an outcome is neither 0 nor 1.
+    """
+    n_columns, n_bins, n_cells = confidence.shape[1], edges.size - 1, sums.shape[1]
+    confidence, outcome = confidence.reshape(-1), outcome.reshape(-1)
+    size = max(1, BLOCK // n_columns) * n_columns
+    first, cells, totals = np.empty(size, np.int32), np.empty(size, np.int32), np.zeros(8 * n_cells)
+    for i in range(size):
+        first[i] = i % n_columns * n_bins
+    for start in range(0, confidence.size, size):
+        values, outcomes = confidence[start : start + size], outcome[start : start + size]
+        if all_bits(outcomes) & ~1:
+            return False
+        if _cells(values, n_bins, first, cells):
+            for i in range(values.size):
+                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        _split_by_outcome(outcomes, 1, None, 0, cells)
+        for i in range(values.size):
+            value = np.float64(values[i])
+            add_four(totals, np.uintp(4 * cells[i]), 1.0, value, value * (1.0 - value), 0.0)
+    for i in range(2 * n_cells):
+        k, n, mass, spread = i // 2, totals[4 * i], totals[4 * i + 1], totals[4 * i + 2]
+        sums[0, k] += n
+        sums[1, k] += mass
+        if i % 2:
+            sums[2, k] += n
+        if len(sums) > 3:
+            sums[3, k] += spread
+            sums[4, k] += spread
+            sums[5, k] += n
+            sums[6, k] += (n - mass if i % 2 else mass) - spread
+    return True
+
+
 # Sums of every class. Probabilities in the first bin of their class are added by vector instructions; see
 # `bin_sums.class_bins`.
 
@@ -444,6 +482,23 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
         in_threads(add_pieces, len(starts), n)
         into[:] = pieces.sum(0)
     return torch.from_numpy(sums)
+
+
+def column_sums(confidence: Tensor, outcome: Tensor, bins: Bins, n_sums: int) -> Tensor | None:
+    """Return the bin sums of the columns of a matrix of events; arguments as for `plain.column_sums`."""
+    n, n_columns = confidence.shape
+    p, y = columns_of(confidence, outcome)
+    size = -(-max(_PIECE, _PER_CELL * n_columns * bins.n_bins, p.size // _PIECES) // n_columns)
+    starts = range(0, n, size)
+    pieces, are_added = np.zeros((len(starts), n_sums, n_columns * bins.n_bins)), [True] * len(starts)
+
+    def add_pieces(begin: int, end: int) -> None:
+        for piece in range(begin, end):
+            rows = slice(starts[piece], starts[piece] + size)
+            are_added[piece] = _add_columns(p[rows], y[rows], _edges(bins.n_bins), bins.right, pieces[piece])
+
+    in_threads(add_pieces, len(starts), p.size)
+    return torch.from_numpy(pieces.sum(0)) if all(are_added) else None
 
 
 def add_labelled(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
-from torchcalib.ops.logs import spread_infinite_logits, through_softmax
+from torchcalib.ops.logs import elementwise, spread_infinite_logits, through_softmax
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
@@ -19,6 +19,7 @@ _SAMPLES = 2**17  # events per chunk
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _FEW_CLASSES = 16  # largest number of classes whose probabilities are all added to their bins one by one
+_COLUMN = 2**15  # rows of a transposed block, which torch does not split among threads
 _MAX_EXACT = 2**14  # largest number of bins whose product with a float32 number is exact in float64
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
@@ -57,13 +58,35 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     sums = np.zeros((len(confidence), *shape))
     for element, into in enumerate(sums):
         for p, y, w, more, group in _event_chunks(element, size, events):
-            cell = _fast_bin_index(p, bins.n_bins, bins.right)
+            cell = _fast_bin_index(p, bins.n_bins, bins.right, p.double())
             cell = cell if group is None else cell.add_(group, alpha=bins.n_bins)
             columns = [cell, *[None if x is None else x.double() for x in (p, y, w, more)]]
             if w is not None and not w.all():  # values of weight 0 may be NaN
                 columns = [None if x is None else x[w != 0] for x in columns]
             arrays: Any = [None if x is None else x.numpy() for x in columns]
             _add_to_cells(bins, into, *arrays)
+    return torch.from_numpy(sums)
+
+
+def column_sums(confidence: Tensor, outcome: Tensor, bins: Bins, n_sums: int) -> Tensor | None:
+    """Return the sums `(F, S * B)` over the events of the columns of a matrix `(n, S)`, with labels as outcomes.
+
+    The cell of bin b of column s is s * B + b. Return None if an outcome is neither 0 nor 1. The matrix is read in the
+    order of its memory. Noise must not be that of "shares".
+    """
+    n_columns, n_cells = confidence.shape[1], confidence.shape[1] * bins.n_bins
+    n_rows = min(len(confidence), max(1, max(_SAMPLES, n_cells) // n_columns))
+    sums, first = np.zeros((n_sums, n_cells)), np.tile(np.arange(0, n_cells, bins.n_bins), n_rows)
+    values, labels = confidence.reshape(-1), outcome.reshape(-1).numpy()
+    for start in range(0, len(values), len(first)):
+        p, y = values[start : start + len(first)], labels[start : start + len(first)]
+        if y.dtype != np.bool_ and not (y.min() >= 0 and y.max() <= 1):
+            return None
+        wide = p.double()
+        cell = _fast_bin_index(p, bins.n_bins, bins.right, wide).numpy()
+        cell += first[: len(p)]  # torch has no vector instructions for sums of integers
+        cell += np.int64(n_cells) * y
+        _add_labels(bins, sums, cell, wide.numpy(), None)
     return torch.from_numpy(sums)
 
 
@@ -94,26 +117,31 @@ def add_labelled(
             return False
     if len(confidence) > _FEW_EVENTS:
         values = torch.from_numpy(np.ascontiguousarray(confidence))
-        cell = _fast_bin_index(values, bins.n_bins, bins.right).numpy()
-        confidence = confidence.astype(np.float64, copy=False)
+        wide = values.double()
+        cell, confidence = _fast_bin_index(values, bins.n_bins, bins.right, wide).numpy(), wide.numpy()
     else:  # the index of a bin is the number of inner edges below its values
         confidence = confidence.astype(np.float64, copy=False)
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    _add_labels(bins, sums, cell, confidence, label == event, weights)
+    _add_labels(bins, sums, cell + np.int64(sums.shape[1]) * (label == event), confidence, weights)
     return True
 
 
-def _add_labels(bins: Bins, sums: Any, cell: Any, confidence: Any, outcome: Any, weights: Any) -> None:
-    """Add events with the outcomes 0 and 1 to the sums `(F, K)` of their cells in place, as `_add_to_cells` does."""
-    # Separate sums for the outcomes 0 and 1 give those of outcomes and residuals without a pass of their own.
+def _add_labels(bins: Bins, sums: Any, cell: Any, confidence: Any, weights: Any) -> None:
+    """Add events with the outcomes 0 and 1 to the sums `(F, K)` of their cells in place, as `_add_to_cells` does.
+
+    The cells of events with the outcome 1 are increased by K. Separate sums for the outcomes 0 and 1 give those of
+    outcomes and residuals without a pass of their own.
+    """
     n_cells = sums.shape[1]
-    cell = cell + np.int64(n_cells) * outcome  # which may be uint8
     mass = confidence if weights is None else weights * confidence
 
     def total(column: Any) -> Any:
-        return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
+        if column is None or len(cell) <= _FEW_EVENTS:
+            return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
+        found = torch.zeros(2 * n_cells, dtype=torch.float64, device="cpu")  # faster, but a call takes more time
+        return found.scatter_add_(0, torch.from_numpy(cell), torch.from_numpy(column)).view(2, n_cells).numpy()
 
     (n_0, n_1), (mass_0, mass_1) = total(weights), total(mass)
     n = n_0 + n_1
@@ -257,13 +285,27 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 
 
 def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
-    """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B."""
-    for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
-        label = target[block].numpy()
-        columns = torch.from_numpy(np.ascontiguousarray(q.numpy().T))  # for a transpose faster than torch
-        for k, (column, of_class) in enumerate(zip(columns, sums.numpy(), strict=True)):
-            cell = _fast_bin_index(column, bins.n_bins, bins.right).numpy()
-            _add_labels(bins, of_class, cell, column.double().numpy(), label == k, None)
+    """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B.
+
+    Blocks are transposed, because softmax of short rows uses no vector instructions.
+    """
+    values, from_logits, _, _, confidence = rows
+    for start in range(0, len(values), _COLUMN):
+        block = slice(start, start + _COLUMN)
+        x, scale, label = values[block].to(_dtype(values)), confidence[block], target[block].numpy()
+        columns = torch.from_numpy(np.ascontiguousarray(x.numpy().T))  # for a transpose faster than torch
+        if from_logits:
+            largest = columns.amax(0)
+            if not largest.isfinite().all():  # rare
+                columns = spread_infinite_logits(columns, 0)
+                largest = columns.amax(0)
+            scale = scale.to(x.dtype)
+        for k, of_class in enumerate(sums.numpy()):
+            q = elementwise(torch.exp, columns[k] - largest).mul_(scale) if from_logits else columns[k]
+            wide = q.double()
+            cell = _fast_bin_index(q, bins.n_bins, bins.right, wide).numpy()
+            cell += np.int64(bins.n_bins) * (label == k)
+            _add_labels(bins, of_class, cell, wide.numpy(), None)
 
 
 def store(found: Tensor, sums: Tensor) -> None:
@@ -314,7 +356,7 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
     """Yield slices of rows with their probabilities `(n, C)`, in a reused buffer that the caller may overwrite."""
     on_cpu = values.device.type == "cpu"
     n = max(1, (_ENTRIES if on_cpu else _ENTRIES_OFF_CPU) // values.shape[-1])
-    dtype = torch.promote_types(values.dtype, torch.float32)
+    dtype = _dtype(values)
     buffer = torch.empty(min(n, len(values)), values.shape[-1], dtype=dtype, device=values.device)
     first, confidences = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):
@@ -333,9 +375,16 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
         yield block, q
 
 
-def _fast_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
-    """Return `bin_index`: floor(values * n_bins), except near bin edges, where this can be wrong by rounding errors."""
-    scaled = values.double() * n_bins
+def _dtype(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _fast_bin_index(values: Tensor, n_bins: int, right: bool, wide: Tensor) -> Tensor:
+    """Return `bin_index`: floor(values * n_bins), except near bin edges, where this can be wrong by rounding errors.
+
+    `wide` are the same values in float64.
+    """
+    scaled = wide * n_bins
     if values.dtype != torch.float64 and not right and n_bins <= _MAX_EXACT:
         # The product has at most 24 + 14 bits. No number of 24 bits is between an edge and its float64 value.
         return scaled.clamp_(max=n_bins - 1).long().clamp_(min=0)

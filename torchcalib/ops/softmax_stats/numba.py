@@ -22,6 +22,7 @@ from torchcalib.ops.numba_math import (
     NAN,
     ONE,
     ZERO,
+    add_four,
     bits_of,
     borrowed,
     by_rows,
@@ -260,25 +261,24 @@ def _update_maximum(x, k, largest, tops):
 
 
 @step
-def _fill_exps_of_rows(x, largest, shifted, exps):
-    """Fill `shifted` with the differences from the maxima of the rows, after `clipped`, and `exps` with their exp."""
+def _add_exps(x, largest, rest):
+    """Add exp of the differences from the maxima of the rows to the sums `rest`."""
     for i in range(LANES):
-        shift = clipped(x[i] - largest[i])
-        shifted[i] = shift
-        exps[i] = exp(shift)
+        rest[i] += exp(clipped(x[i] - largest[i]))
 
 
 @step
-def _clear_at(k, places, x):
-    """Set `x` to 0 in the rows whose top class is `k`."""
-    for i in range(LANES):
-        x[i] = ZERO if places[i] == k else x[i]
+def _add_terms(x, largest, sums):
+    """Add e, e^2 and e d to three sums of each row, where d is the difference from the maximum, and e = exp d.
 
-
-@step
-def _add(x, total):
+    The sums `(3 * LANES,)` are one array, so that few pairs of arrays have to be tested for overlap.
+    """
     for i in range(LANES):
-        total[i] += x[i]
+        d = clipped(x[i] - largest[i])
+        e = exp(d)
+        sums[i] += e
+        sums[LANES + i] += e * e
+        sums[2 * LANES + i] += e * d
 
 
 @step
@@ -304,60 +304,71 @@ def _column(x):
 
 
 @step
-def _log_totals(rest, out):
+def _transpose(values, x):
+    """Fill `x` `(C, LANES)` with at most `LANES` rows, so that a vector instruction processes one class of several."""
+    for i in range(len(values)):
+        for k in range(len(x)):
+            x[k, i] = values[i, k]
+
+
+@step
+def _fill_scores(sums, shifts, level, found):
+    """Fill `found` `(4, LANES)` with the scores of `_forward_logits`, given sums of `_add_terms` and d of each label.
+
+    Labels with d = 0 have the probability of the top class. `level` is that of `_LEVELS`.
+    """
     for i in range(LANES):
-        out[i] = log1p(rest[i])
+        found[3, i] = 1 / (1 + np.float64(sums[i]))
+    if level > 0:
+        for i in range(LANES):
+            log_total = log1p(sums[i])
+            found[0, i] = shifts[i] - log_total
+            found[2, i] = np.float64(sums[2 * LANES + i]) / (1 + np.float64(sums[i])) - log_total
+    for i in range(LANES if level > 1 else 0):
+        rest, square = np.float64(sums[i]), np.float64(sums[LANES + i])
+        confidence = 1 / (1 + rest)
+        if_miss = 1 - 2 * exp(shifts[i]) * confidence + (1 + square) * (confidence * confidence)
+        if_hit = (rest * rest + square) * (confidence * confidence)
+        found[1, i] = if_hit if shifts[i] == 0 else if_miss
 
 
 @compiled_loop
-def _forward_few_logits(values, target, scores, tops):
+def _forward_few_logits(values, target, scores, tops, level):
     """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
+    values = borrowed(values)
     n_rows, n_classes = values.shape
-    x = np.zeros((n_classes, LANES), values.dtype)
-    places, labels = np.zeros(LANES, np.int32), np.zeros(LANES, np.int32)
-    largest, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x)
-    squares, product, log_totals = _column(x), _column(x), np.empty(LANES)
+    x, places = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
+    largest, sums = _column(x), np.zeros(3 * LANES, values.dtype)
+    shifts, found = np.zeros(LANES), np.zeros((4, LANES))
     for start in range(0, n_rows, LANES):
-        # 1. Transpose a block of rows, so that a vector instruction processes one class of several rows.
         n = min(LANES, n_rows - start)
-        for i in range(n):
-            h = target[start + i]
-            labels[i] = h if 0 <= h < n_classes else -1
-            for k in range(n_classes):
-                x[k, i] = values[start + i, k]
-        # 2. Maximum m and first top class of each row.
+        _transpose(values[start : start + n], x)
+        # 1. Maximum m and first top class of each row.
         copy(x[0], largest)
         places[:] = 0
         for k in range(1, n_classes):
             _update_maximum(x[k], k, largest, places)
         if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
-        # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
-        rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
-        for k in range(n_classes):
-            _fill_exps_of_rows(x[k], largest, shifted, exps)
-            _clear_at(k, places, exps)
-            _add(exps, rest)
-            _add_product(exps, exps, squares)
-            _add_product(exps, shifted, product)
-        # 4. Scores as in `_forward_logits`, in float64.
-        _log_totals(rest, log_totals)
+        # 2. Difference d of the label. An entry of -inf has e = 0: sums then exclude the top class.
         for i in range(n):
-            h, top, log_total = labels[i], places[i], log_totals[i]
-            others, square = np.float64(rest[i]), np.float64(squares[i])
-            confidence = 1 / (1 + others)
-            tops[start + i] = top
-            scores[2, start + i] = product[i] * confidence - log_total
-            scores[3, start + i] = confidence
-            if h < 0:
-                scores[0, start + i] = scores[1, start + i] = math.nan
-                continue
-            shift = np.float64(x[h, i]) - np.float64(largest[i])
-            scores[0, start + i] = shift - log_total
-            if h == top:
-                scores[1, start + i] = (others * others + square) * (confidence * confidence)
+            h = target[start + i]
+            shifts[i] = np.float64(x[h, i]) - np.float64(largest[i]) if 0 <= h < n_classes else math.nan
+            found[1, i] = 0.0 if 0 <= h < n_classes else math.nan
+        for i in range(n):
+            x[places[i], i] = -INF
+            tops[start + i] = places[i]
+        # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
+        sums[:] = ZERO
+        for k in range(n_classes):
+            if level > 1:
+                _add_terms(x[k], largest, sums)
             else:
-                scores[1, start + i] = 1 - 2 * math.exp(shift) * confidence + (1 + square) * (confidence * confidence)
+                _add_exps(x[k], largest, sums)
+        # 4. Scores in float64.
+        _fill_scores(sums, shifts, level, found)
+        for k in range(4):
+            copy(found[k, :n], scores[k, start : start + n])
 
 
 @step
@@ -374,29 +385,28 @@ def _fill_log_probs(rest, shifts, out):
 @compiled_loop
 def _forward_few_labels(values, target, scores, _):
     """Fill `scores[0]` with log q_h as `_forward_few_logits` does. This needs no top class, and only one sum."""
+    values = borrowed(values)
     n_rows, n_classes = values.shape
-    x, labels = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
-    largest, shifts, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x), _column(x)
-    log_probs = np.empty(LANES)
+    x = np.zeros((n_classes, LANES), values.dtype)
+    largest, shifts, rest, log_probs = _column(x), _column(x), _column(x), np.empty(LANES)
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
-        for i in range(n):
-            h = target[start + i]
-            labels[i] = h if 0 <= h < n_classes else -1
-            for k in range(n_classes):
-                x[k, i] = values[start + i, k]
+        _transpose(values[start : start + n], x)
         copy(x[0], largest)
-        rest[:] = ZERO
         for k in range(1, n_classes):
             _update_largest(x[k], largest)
         if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
+        for i in range(n):
+            h = target[start + i]
+            if 0 <= h < n_classes:
+                shifts[i] = x[h, i] - largest[i]
+                x[h, i] = -INF
+            else:
+                shifts[i] = NAN
+        rest[:] = ZERO
         for k in range(n_classes):
-            _fill_exps_of_rows(x[k], largest, shifted, exps)
-            _clear_at(k, labels, exps)
-            _add(exps, rest)
-        for i in range(LANES):
-            shifts[i] = x[labels[i], i] - largest[i] if labels[i] >= 0 else NAN
+            _add_exps(x[k], largest, rest)
         _fill_log_probs(rest, shifts, log_probs)
         copy(log_probs[:n], scores[0, start : start + n])
 
@@ -595,13 +605,18 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-def _loop_for(from_logits: bool, n_classes: int, detail: Detail) -> Any:
-    """Return the loop that fills scores and top classes of rows."""
+_LEVELS: dict[Detail, int] = {"classes": 0, "top": 0, "label": 1, "confidence": 1, "squares": 2, "entropy": 2}
+"""Work of the loop over few classes: confidences, log-probabilities of labels, and all scores."""
+
+
+def _loop_for(from_logits: bool, n_classes: int, tolerance: float, detail: Detail) -> tuple[Any, tuple[Any, ...]]:
+    """Return the loop that fills scores and top classes of rows, and its last arguments."""
     if not from_logits:
-        return _forward_few_probabilities if n_classes <= FEW_CLASSES else _forward_probabilities
+        few = n_classes <= FEW_CLASSES
+        return _forward_few_probabilities if few else _forward_probabilities, (tolerance, detail == "entropy")
     if n_classes <= FEW_CLASSES:
-        return _forward_few_labels if detail == "label" else _forward_few_logits
-    return _forward_logits if detail in ("squares", "entropy") else _forward_many_labels
+        return (_forward_few_labels, ()) if detail == "label" else (_forward_few_logits, (_LEVELS[detail],))
+    return _forward_logits if _LEVELS[detail] > 1 else _forward_many_labels, ()
 
 
 def forward(
@@ -610,9 +625,8 @@ def forward(
     """Return the statistics of every row as `plain.forward` does."""
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
-    loop = _loop_for(from_logits, n_classes, detail)
-    columns = [x.numpy() for x in (target.contiguous(), scores, top)]
-    by_rows(loop, values, columns, () if from_logits else (tolerance, detail == "entropy"))
+    loop, options = _loop_for(from_logits, n_classes, tolerance, detail)
+    by_rows(loop, values, [x.numpy() for x in (target.contiguous(), scores, top)], options)
     return scores, top
 
 
@@ -628,28 +642,52 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     return found.unsqueeze(1), top.unsqueeze(0)
 
 
+@lanes
+def _total(x, weights):
+    """Return the sum of x times the weights, or of x without weights."""
+    total = 0.0
+    for i in range(x.size):
+        total += x[i] if weights is None else weights[i] * x[i]
+    return total
+
+
+@step
+def _fill_outcomes(tops, target, outcomes):
+    for i in range(tops.size):
+        outcomes[i] = tops[i] == target[i]
+
+
 @compiled_loop
 def _fill_outcomes_and_totals(scores, tops, target, weights, groups, only_labels, outcomes, totals):
     """Fill `outcomes`, and add rows to `totals`, as for `labelled_rows`. Return False if a row or a label is invalid.
 
     With `only_labels`, only log-probabilities are defined.
     """
-    w, group, check = 1.0, 0, 0.0
-    for i in range(tops.size):
-        if weights is not None:
-            w = weights[i]
-        if groups is not None:
-            group = groups[i]
-        totals[0, group] += w * scores[0, i]
-        totals[5, group] += w
-        if only_labels:
-            check += scores[0, i]
-            continue
-        for k in range(1, 4):
-            totals[k, group] += w * scores[k, i]
-        outcomes[i] = tops[i] == target[i]
-        totals[4, group] += w * outcomes[i]
-        check += scores[1, i] + scores[3, i]  # the squared error is NaN for an invalid label, both for an invalid row
+    n_scores = 1 if only_labels else 4
+    if not only_labels:
+        _fill_outcomes(tops, target, outcomes)
+    # 1. Without groups, sums by vector instructions. Otherwise, one vector of four sums for each row.
+    if groups is None:
+        for k in range(n_scores):
+            totals[k, 0] = _total(scores[k], weights)
+        totals[4, 0] = 0.0 if only_labels else _total(outcomes, weights)
+        totals[5, 0] = tops.size if weights is None else _total(weights, None)
+    else:
+        sums, w = np.zeros(8 * totals.shape[1]), 1.0
+        for i in range(tops.size):
+            if weights is not None:
+                w = weights[i]
+            at = np.uintp(8 * groups[i])
+            others = (0.0, 0.0, 0.0) if only_labels else (scores[1, i], scores[2, i], scores[3, i])
+            add_four(sums, at, w * scores[0, i], w * others[0], w * others[1], w * others[2])
+            add_four(sums, at + np.uintp(4), 0.0 if only_labels else w * outcomes[i], w, 0.0, 0.0)
+        for group in range(totals.shape[1]):
+            for k in range(6):
+                totals[k, group] = sums[8 * group + k]
+    # 2. The squared error is NaN for an invalid label, and the confidence for an invalid row.
+    check = 0.0
+    for group in range(totals.shape[1]):
+        check += totals[0, group] if only_labels else totals[1, group] + totals[3, group]
     return check == check
 
 
@@ -659,8 +697,7 @@ def labelled_rows(
     """Return confidences, outcomes, top classes and totals as `plain.labelled_rows` does."""
     n_rows, n_classes = values.shape
     rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
-    loop = _loop_for(from_logits, n_classes, detail)
-    options = () if from_logits else (tolerance, detail == "entropy")
+    loop, options = _loop_for(from_logits, n_classes, tolerance, detail)
     if n_classes > FEW_CLASSES:  # loops over few classes transpose blocks, and thus read any layout
         values = np.ascontiguousarray(values)
     target = np.ascontiguousarray(target)
