@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
-from torchcalib.ops.dispatch import source_of
+from torchcalib.ops.dispatch import choose, source_of
 from torchcalib.ops.operation import mode_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
 _LARGE, _CONVERTED = 2**20, 2**19  # numbers of values above which `split` divides a batch, and of a piece
-_CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
-_MAX_SUMS = 2**18  # largest number of partial sums of all chunks
+_MAX_SUMS = 2**18  # largest number of partial sums of all ranges of a batch
+_TOGETHER = 2**22  # largest number of rows of a piece that needs no arrays of its size
+_PER_RANGE = 2**18  # smallest number of rows of a range of such pieces
 _ALL, _FIRST = slice(None), slice(0, 1)
 _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are added class by class
@@ -40,6 +42,7 @@ _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _PER_PART = 2**8  # number of rows of a piece for each part, whose sums are added to the state after each piece
 _NO_LABEL = -(2**63)  # label of rows that a mask excludes
+_INT64 = np.dtype(np.int64)
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
@@ -116,6 +119,14 @@ class LabelledRows(NamedTuple):
     axis: int | None  # class axis of multi-class predictions: 1 or the last one
     n_classes: int  # 1 if binary
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether any range of rows is a piece without a copy."""
+        has_columns = self.weights is not None or self.parts is not None or self.input_format.ignore_index is not None
+        if self.axis is not None or has_columns or self.dtype.itemsize < 4 or self.label.dtype != _INT64:
+            return False
+        return self.label.ndim == 1 and self.preds.flags.c_contiguous and self.label.flags.c_contiguous
+
     def places(self) -> list[_Place]:
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
@@ -134,8 +145,8 @@ class LabelledRows(NamedTuple):
             x, y, w, keys = self.preds[place[0] : place[1]], label[place[0] : place[1]], None, None
         else:
             x, y, w, keys = self._columns(place)
-        if y.dtype != np.int64:
-            y = y.astype(np.int64)
+        if y.dtype != _INT64:
+            y = y.astype(_INT64)
         has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
         has_columns = has_columns and self.axis is not None and len(y) >= _LARGE_ITEM
         # 1. Remove rows that are ignored or have weight 0, whose values may be invalid. A mask is an ignored label.
@@ -149,8 +160,8 @@ class LabelledRows(NamedTuple):
             x, y, w, keys = _kept(y != ignored, x, y, w, keys)
             ignored = None
         if w is not None and len(w):
-            least, greatest = w.min().item(), w.max().item()
-            if not (least >= 0 and greatest <= MOST_WEIGHT):
+            least = w.min().item()  # NaN if a weight is NaN
+            if not (least >= 0 and (self.copies or w.max().item() <= MOST_WEIGHT)):
                 return None
             if least < LEAST_WEIGHT:
                 x, y, w, keys = _kept(w != 0, x, y, w, keys)
@@ -267,15 +278,38 @@ def add_rows(rows: LabelledRows, detail: "Detail", adders: Sequence[Any], totals
     Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
     of rows that they need. If the result is False, the totals may be incomplete.
     """
-    is_small = rows.label.size * rows.n_classes <= _ROWS and rows.parts is None
-    places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
-    n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
-    if n_chunks > 1:
-        return _add_chunks(rows, places, detail, adders, totals, n_chunks)
-    is_added = True
-    for place in places:
-        is_added = is_added and _add_piece(rows, place, detail, adders, totals)
-    return is_added
+    label, n_values = rows.label, rows.label.size * rows.n_classes
+    if rows.parts is None and label.size <= _ROWS and n_values <= _VALUES:
+        return _add_piece(rows, (0, len(label), _ALL), detail, adders, totals)
+    is_compiled = rows.axis is not None or choose("events", "cpu", n_values) == "numba"
+    # A loop that reads each row once needs no small pieces, whose calls take time.
+    is_whole = is_compiled and len(adders) == 1 and rows.is_ready
+    places = [] if is_whole else rows.places()
+    n = len(label) if is_whole else min(len(places), _MAX_SUMS // sum(map(np.size, totals)))
+    if n <= 1:
+        return all(_add_piece(rows, place, detail, adders, totals) for place in places)
+    found: list[tuple[int, bool, Sequence[Any]]] = []
+
+    def add(begin: int, end: int) -> None:
+        """Add a range of rows or of pieces to sums of its own."""
+        if is_whole:
+            some: Any = ((k, min(k + _TOGETHER, end), _ALL) for k in range(begin, end, _TOGETHER))
+        else:
+            some = places[len(places) * begin // n : len(places) * end // n]
+        sums = [np.zeros(total.shape) for total in totals]
+        is_added = all(_add_piece(rows, place, detail, adders, sums) for place in some)
+        found.append((begin, is_added, sums))
+
+    if is_compiled:
+        from torchcalib.ops.threads import PER_RANGE, in_threads
+
+        in_threads(add, n, n_values, _PER_RANGE if is_whole else PER_RANGE)
+    else:  # Operations of torch use several threads by themselves. Together with other threads, they are slower.
+        add(0, n)
+    for _, _, sums in sorted(found, key=itemgetter(0)):
+        for total, more in zip(totals, sums, strict=True):
+            total += more
+    return all(is_added for _, is_added, _ in found)
 
 
 def _add_piece(
@@ -287,36 +321,9 @@ def _add_piece(
     piece = rows.piece(place, detail, keeps_ignored)
     if piece is None:
         return False
-    is_added = True
-    for adder, total in zip(adders, totals, strict=True):
-        is_added = is_added and (not len(piece.label) or adder.add_piece(piece, total))
-    return is_added
-
-
-def _add_chunks(
-    rows: LabelledRows,
-    places: list[_Place],
-    detail: "Detail",
-    adders: Sequence[Any],
-    totals: Sequence[Any],
-    n_chunks: int,
-) -> bool:
-    """Add chunks of consecutive pieces in several threads: the first to the totals, others to sums of their own."""
-    from torchcalib.ops.threads import in_threads
-
-    found = [totals, *([np.zeros_like(total) for total in totals] for _ in range(n_chunks - 1))]
-    are_added = [True] * n_chunks
-
-    def add(begin: int, end: int) -> None:
-        for k in range(begin, end):
-            for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
-                are_added[k] &= _add_piece(rows, place, detail, adders, found[k])
-
-    in_threads(add, n_chunks, rows.label.size * rows.n_classes)
-    for chunk in found[1:]:
-        for total, more in zip(totals, chunk, strict=True):
-            total += more
-    return all(are_added)
+    if not len(piece.label):
+        return True
+    return all(adder.add_piece(piece, total) for adder, total in zip(adders, totals, strict=True))
 
 
 def split(

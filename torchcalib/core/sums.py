@@ -368,10 +368,11 @@ class ScoreAccumulator:
             columns = piece.weights, piece.groups, piece.n_groups
             weight, score = source.labelled_sums(piece.values, piece.label, self.kind, piece.from_logits, *columns)
         else:
-            *statistics, weight = piece.totals
-            # 0 times infinity is NaN
-            score = sum([c * total for c, total in zip(self.of_statistics or (), statistics, strict=True) if c])
-        if np.isnan(score).any():
+            weight, score = piece.totals[-1], 0.0
+            for k, c in enumerate(self.of_statistics or ()):
+                if c:  # 0 times infinity is NaN
+                    score += c * piece.totals[k]
+        if np.count_nonzero(score != score):  # NaN
             return False
         sums[0] += weight
         sums[1] += score
