@@ -30,10 +30,11 @@ _ADVICE = {
 
 def are_plain(values: Iterable[Any]) -> bool:
     """Return whether all values are tensors that `as_tensor` returns unchanged."""
+    is_compiling = torch.compiler.is_compiling()
     for x in values:
         if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.is_quantized or x.is_complex():
             return False
-        if not torch.compiler.is_compiling() and x.is_neg():  # torch.compile cannot trace it, and needs no check
+        if not is_compiling and x.is_neg():  # torch.compile cannot trace it, and needs no check
             return False
     return True
 
