@@ -323,7 +323,10 @@ def _add_piece(
         return False
     if not len(piece.label):
         return True
-    return all(adder.add_piece(piece, total) for adder, total in zip(adders, totals, strict=True))
+    is_added = True
+    for adder, total in zip(adders, totals, strict=True):
+        is_added = is_added and adder.add_piece(piece, total)
+    return is_added
 
 
 def split(

@@ -163,9 +163,9 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
     """
     confidence, label = borrowed(confidence), borrowed(label)
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1: of w, w p, w p (1 - p) and w^2. The
-    #    fifth one is that of w^2 p (1 - p).
+    #    fifth one is that of w^2 p (1 - p). For few events, adding the copies would take longer than they save.
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 4 if squares is None else 8
-    copies = _COPIES if groups is None else 1
+    copies = _COPIES if groups is None and confidence.size > BLOCK else 1
     last = 2 * copies * n_cells  # first cell of ignored events, whose sums are not added
     totals = np.zeros((last + _COPIES) * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)

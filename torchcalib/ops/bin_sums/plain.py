@@ -22,6 +22,16 @@ _FEW_CLASSES = 16  # largest number of classes whose probabilities are all added
 _MAX_EXACT = 2**14  # largest number of bins whose product with a float32 number is exact in float64
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
+# Sums over the events of a cell as combinations of sums over its events with the outcomes 0 and 1: of w, w p and, with
+# noise, w p (1 - p). The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
+_OF_LABELS = np.array(
+    [[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1],
+     [1, 1, 0, 0, 0, 0], [0, 1, 1, -1, -1, -1]], np.float64,
+)  # fmt: skip
+# With squared weights, sums of w^2 p (1 - p) and w^2 follow.
+_OF_SQUARES = np.pad(_OF_LABELS, ((0, 0), (0, 4)))
+_OF_SQUARES[4:6] = [[0, 0, 0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]]
+
 
 class Events(NamedTuple):
     """Events of S batch elements, in columns `(S, N)`; None for a column that is not given."""
@@ -106,30 +116,20 @@ def add_labelled(
 
 
 def _add_labels(bins: Bins, sums: Any, cell: Any, confidence: Any, outcome: Any, weights: Any) -> None:
-    """Add events with the outcomes 0 and 1 to the sums `(F, K)` of their cells in place, as `_add_to_cells` does."""
+    """Add finite events with the outcomes 0 and 1 to the sums `(F, K)` of their cells in place."""
     # Separate sums for the outcomes 0 and 1 give those of outcomes and residuals without a pass of their own.
     n_cells = sums.shape[1]
     cell = cell + np.int64(n_cells) * outcome  # which may be uint8
     mass = confidence if weights is None else weights * confidence
-
-    def total(column: Any) -> Any:
-        return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
-
-    (n_0, n_1), (mass_0, mass_1) = total(weights), total(mass)
-    n = n_0 + n_1
-    sums[0] += n
-    sums[1] += mass_0 + mass_1
-    sums[2] += n_1
-    if bins.noise != "none":  # as in `numba.add_labels`
-        spread = mass * (1 - confidence)
-        of_spread = total(spread).sum(0)
-        of_variance, squares = of_spread, n
+    columns, combined = [weights, mass], _OF_LABELS[:3, :4]
+    if bins.noise != "none":
+        columns.append(spread := mass * (1 - confidence))
+        combined = _OF_LABELS
         if weights is not None and not bins.copies:
-            of_variance, squares = total(weights * spread).sum(0), total(weights * weights).sum(0)
-        sums[3] += of_spread
-        sums[4] += of_variance
-        sums[5] += squares
-        sums[6] += n_1 - mass_1 + mass_0 - of_spread
+            columns += [weights * spread, weights * weights]
+            combined = _OF_SQUARES
+    by_outcome = np.concatenate([np.bincount(cell, column, 2 * n_cells) for column in columns])
+    sums += combined.dot(by_outcome.reshape(-1, n_cells))
 
 
 def _add_to_cells(
@@ -260,10 +260,11 @@ def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) 
     """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B."""
     for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
         label = target[block].numpy()
+        add = _add_labels if math.isfinite(q.sum()) else _add_to_cells  # 0 times NaN is NaN
         columns = torch.from_numpy(np.ascontiguousarray(q.numpy().T))  # for a transpose faster than torch
         for k, (column, of_class) in enumerate(zip(columns, sums.numpy(), strict=True)):
             cell = _fast_bin_index(column, bins.n_bins, bins.right).numpy()
-            _add_labels(bins, of_class, cell, column.double().numpy(), label == k, None)
+            add(bins, of_class, cell, column.double().numpy(), label == k, None)
 
 
 def store(found: Tensor, sums: Tensor) -> None:
