@@ -281,9 +281,8 @@ def add_rows(rows: LabelledRows, detail: "Detail", adders: Sequence[Any], totals
     label, n_values = rows.label, rows.label.size * rows.n_classes
     if rows.parts is None and label.size <= _ROWS and n_values <= _VALUES:
         return _add_piece(rows, (0, len(label), _ALL), detail, adders, totals)
-    is_compiled = rows.axis is not None or choose("events", "cpu", n_values) == "numba"
-    # A loop that reads each row once needs no small pieces, whose calls take time.
-    is_whole = is_compiled and len(adders) == 1 and rows.is_ready
+    # Code that divides rows by itself needs no small pieces, whose calls take time.
+    is_whole = len(adders) == 1 and rows.is_ready
     places = [] if is_whole else rows.places()
     n = len(label) if is_whole else min(len(places), _MAX_SUMS // sum(map(np.size, totals)))
     if n <= 1:
@@ -300,7 +299,7 @@ def add_rows(rows: LabelledRows, detail: "Detail", adders: Sequence[Any], totals
         is_added = all(_add_piece(rows, place, detail, adders, sums) for place in some)
         found.append((begin, is_added, sums))
 
-    if is_compiled:
+    if rows.axis is not None or choose("events", "cpu", n_values) == "numba":
         from torchcalib.ops.threads import PER_RANGE, in_threads
 
         in_threads(add, n, n_values, _PER_RANGE if is_whole else PER_RANGE)

@@ -88,12 +88,18 @@ def add_labelled(
     n_labels: int = 2,
     ignored: int | None = None,
 ) -> bool:
-    """Add events with labels to `sums` `(F, G * B)` in place. Return False, and add nothing, if one is invalid.
+    """Add events with labels to `sums` `(F, G * B)` in place. Return False, with incomplete sums, if one is invalid.
 
     All arguments are numpy arrays. Labels are in [0, n_labels), and the outcome of a row is 1 if its label is `event`.
     Rows with the label `ignored` are not added, without weights. `weights` are positive, or None for 1; `groups` are in
     [0, G), or None for G = 1.
     """
+    if len(label) > 2 * _SAMPLES:
+        options = bins, sums, event, n_labels, ignored
+        columns = confidence, label, weights, groups
+        starts = range(0, len(label), _SAMPLES)
+        chunks = ([None if x is None else x[start : start + _SAMPLES] for x in columns] for start in starts)
+        return all(add_labelled(*chunk, *options) for chunk in chunks)
     if ignored is not None and len(rows := np.flatnonzero(label != ignored)) < len(label):
         confidence, label, groups = (None if x is None else x[rows] for x in (confidence, label, groups))
         if not len(label):
