@@ -30,10 +30,11 @@ _ADVICE = {
 
 def are_plain(values: Iterable[Any]) -> bool:
     """Return whether all values are tensors that `as_tensor` returns unchanged."""
+    is_compiling = torch.compiler.is_compiling()
     for x in values:
         if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.is_quantized or x.is_complex():
             return False
-        if not torch.compiler.is_compiling() and x.is_neg():  # torch.compile cannot trace it, and needs no check
+        if not is_compiling and x.is_neg():  # torch.compile cannot trace it, and needs no check
             return False
     return True
 
@@ -183,6 +184,8 @@ def column_names(data: Any) -> tuple[str, ...]:
 
     Repeated names raise a ValueError.
     """
+    if type(data) in (Tensor, np.ndarray):
+        return ()
     if isinstance(data, list | tuple) and data and isinstance(data[0], Mapping):
         names = tuple(data[0])
     else:
@@ -203,6 +206,8 @@ def rows_in_cells(preds: Any) -> Any:
 
     Lists of objects with a label and a score are objects too; see `cells.scores_in`. Other predictions are unchanged.
     """
+    if type(preds) is np.ndarray and preds.dtype in _SHARED:
+        return preds
     kind = str(getattr(preds, "dtype", getattr(preds, "type", ""))).lower()
     values = preds
     are_cells = kind.startswith((*_CELLS, "<u")) or (kind.startswith("list") and "struct" in kind)

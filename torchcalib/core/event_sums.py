@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from torchcalib.core.sums import (
     sums_of_replicates,
     weighted,
 )
-from torchcalib.ops.bin_sums import Bins, class_bins, class_sums, event_bins
+from torchcalib.ops.bin_sums import Bins, Noise, class_bins, class_sums, event_bins
 from torchcalib.ops.bin_sums.formula import weighted_columns
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype
@@ -213,12 +214,18 @@ class EqualWidthBins(EventSums[BinStats]):
             return is_own and self.mode == "positive" and not from_logits
         return is_own and task == "multiclass" and self.mode in ("top_label", "classwise")
 
+    @cached_property
+    def _bins_of_labels(self) -> tuple[Bins, Bins]:
+        """Options of the sums without and with weights that count copies."""
+        noise: Noise = "labels" if self.with_noise else "none"
+        return Bins(self.n_bins, self.right, noise, False), Bins(self.n_bins, self.right, noise, True)
+
     def add_piece(self, piece: Piece, sums: Any) -> bool:
         """Add the events of a piece to the numpy array `sums` in place: `(F, G * B)`, or `(C, F, B)` for all classes.
 
         Return False for invalid events. Sums of several classes may then be incomplete.
         """
-        bins = Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", piece.copies)
+        bins = self._bins_of_labels[piece.copies]
         if self.mode != "classwise":
             source: Any = source_of("events", "cpu", torch.float64, piece.n_values, "auto")
             columns = piece.confidence, piece.outcome, piece.weights, piece.groups

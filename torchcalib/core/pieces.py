@@ -34,6 +34,7 @@ _LARGE, _CONVERTED = 2**20, 2**19  # numbers of values above which `split` divid
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
 _SHARES = 8  # a large batch has a multiple of this number of pieces for compiled loops; a power of two
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
+_TOGETHER, _FEWEST = 2**22, 2**18  # largest and smallest numbers of rows of pieces that need no arrays of their size
 _ALL, _FIRST = slice(None), slice(0, 1)
 _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are added class by class
@@ -41,6 +42,7 @@ _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _PER_PART = 2**8  # number of rows of a piece for each part, whose sums are added to the state after each piece
 _NO_LABEL = -(2**63)  # label of rows that a mask excludes
+_INT64 = np.dtype(np.int64)
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
@@ -117,26 +119,31 @@ class LabelledRows(NamedTuple):
     axis: int | None  # class axis of multi-class predictions: 1 or the last one
     n_classes: int  # 1 if binary
 
-    def places(self) -> list[_Place]:
-        """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
-        parts = self.parts
-        keys = None if parts is None else parts.keys
-        is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        n_parts = 0 if parts is None or parts.n > _MAX_PARTS else parts.n
-        n_rows = max(_ROWS, _PER_PART * n_parts)
-        most_in_item = _LARGE_ITEM if is_by_item else _ROWS
-        if self.has_loops:
-            return _places(self.label.shape, self.n_classes, n_rows, _VALUES, most_in_item, _SHARES)
-        # Few calls of torch. Rows that are not copied are divided by `ops.softmax_stats`.
-        is_copied = self.weights is not None or parts is not None or self.input_format.ignore_index is not None
-        is_ready = not is_copied and self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous
-        n_values = self.preds.size if is_ready else 2 * _VALUES
-        return _places(self.label.shape, self.n_classes, n_rows, n_values, most_in_item)
+    @property
+    def has_columns(self) -> bool:
+        """Whether pieces contain more than values and labels, or not all rows."""
+        return self.weights is not None or self.parts is not None or self.input_format.ignore_index is not None
 
     @property
     def has_loops(self) -> bool:
         """Whether compiled loops read the pieces, of which our threads read several at a time."""
         return choose("rows" if self.n_classes > 1 else "events", "cpu", self.label.size * self.n_classes) == "numba"
+
+    def places(self, n_adders: int) -> list[_Place]:
+        """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
+        keys = None if self.parts is None else self.parts.keys
+        is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
+        n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
+        n_rows, n_values, shares = max(_ROWS, _PER_PART * n_parts), _VALUES, _SHARES
+        # Whether any range of rows is a piece without a copy
+        is_ready = not self.has_columns and self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous
+        if not self.has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
+            n_values, shares = self.preds.size if is_ready else 2 * _VALUES, 1
+        if is_ready and self.axis is None and n_adders == 1 and self.label.dtype == _INT64:
+            # Code that reads each row once needs no small pieces, whose calls take time.
+            n_rows = n_values = min(max(_FEWEST, -(-self.label.size // shares)), _TOGETHER)
+        most_in_item = _LARGE_ITEM if is_by_item else _ROWS
+        return _places(self.label.shape, self.n_classes, n_rows, n_values, most_in_item, shares)
 
     def piece(self, place: _Place, detail: "Detail", keeps_ignored: bool = False) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
@@ -148,8 +155,8 @@ class LabelledRows(NamedTuple):
             x, y, w, keys = self.preds[place[0] : place[1]], label[place[0] : place[1]], None, None
         else:
             x, y, w, keys = self._columns(place)
-        if y.dtype != np.int64:
-            y = y.astype(np.int64)
+        if y.dtype != _INT64:
+            y = y.astype(_INT64)
         has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
         has_columns = has_columns and self.axis is not None and len(y) >= _LARGE_ITEM
         # 1. Remove rows that are ignored or have weight 0, whose values may be invalid. A mask is an ignored label.
@@ -163,8 +170,8 @@ class LabelledRows(NamedTuple):
             x, y, w, keys = _kept(y != ignored, x, y, w, keys)
             ignored = None
         if w is not None and len(w):
-            least, greatest = w.min().item(), w.max().item()
-            if not (least >= 0 and greatest <= MOST_WEIGHT):
+            least = w.min().item()  # NaN if a weight is NaN
+            if not (least >= 0 and (self.copies or w.max().item() <= MOST_WEIGHT)):
                 return None
             if least < LEAST_WEIGHT:
                 x, y, w, keys = _kept(w != 0, x, y, w, keys)
@@ -281,15 +288,14 @@ def add_rows(rows: LabelledRows, detail: "Detail", adders: Sequence[Any], totals
     Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
     of rows that they need. If the result is False, the totals may be incomplete.
     """
-    is_small = rows.label.size * rows.n_classes <= _ROWS and rows.parts is None
-    places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
+    label, n_values = rows.label, rows.label.size * rows.n_classes
+    if rows.parts is None and label.size <= _ROWS and n_values <= _VALUES:
+        return _add_piece(rows, (0, len(label), _ALL), detail, adders, totals)
+    places = rows.places(len(adders))
     n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
     if n_chunks > 1:
         return _add_chunks(rows, places, detail, adders, totals, n_chunks)
-    is_added = True
-    for place in places:
-        is_added = is_added and _add_piece(rows, place, detail, adders, totals)
-    return is_added
+    return all(_add_piece(rows, place, detail, adders, totals) for place in places)
 
 
 def _add_piece(
@@ -301,9 +307,11 @@ def _add_piece(
     piece = rows.piece(place, detail, keeps_ignored)
     if piece is None:
         return False
+    if not len(piece.label):
+        return True
     is_added = True
     for adder, total in zip(adders, totals, strict=True):
-        is_added = is_added and (not len(piece.label) or adder.add_piece(piece, total))
+        is_added = is_added and adder.add_piece(piece, total)
     return is_added
 
 

@@ -369,9 +369,17 @@ class ScoreAccumulator:
             columns = piece.weights, piece.groups, piece.n_groups
             weight, score = source.labelled_sums(piece.values, piece.label, self.kind, piece.from_logits, *columns)
         else:
-            *statistics, weight = piece.totals
-            # 0 times infinity is NaN
-            score = sum([c * total for c, total in zip(self.of_statistics or (), statistics, strict=True) if c])
+            totals = piece.totals if piece.groups is not None else piece.totals[:, 0].tolist()
+            weight, score = totals[-1], 0.0
+            for c, total in zip(self.of_statistics or (), totals, strict=False):
+                if c:  # 0 times infinity is NaN
+                    score += c * total
+        if piece.groups is None:  # numbers, whose operations take less time than those of arrays
+            if math.isnan(score):
+                return False
+            sums[0, 0] += weight
+            sums[1, 0] += score
+            return True
         if np.isnan(score).any():
             return False
         sums[0] += weight

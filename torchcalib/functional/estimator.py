@@ -188,7 +188,9 @@ class Estimator(Generic[S]):
         sums = np.zeros(accumulator.shape(self.input_format.task, rows.n_classes))
         if not add_rows(rows, self.detail, [accumulator], [sums]):
             return None
-        if getattr(self.formula, "of_arrays", False) and not self.averages and sums[0].any():  # numpy warns of 0 / 0
+        # numpy warns of 0 / 0
+        has_data = (rows.weights is None and self.input_format.ignore_index is None) or sums[0].any()
+        if getattr(self.formula, "of_arrays", False) and not self.averages and has_data:
             value = self.value(accumulator.wrap(sums))
             return torch.from_numpy(np.asarray(value, np.float64 if preds.dtype == torch.float64 else np.float32))
         value = self.value(accumulator.wrap(torch.from_numpy(sums)))

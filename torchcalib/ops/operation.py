@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
+from torch.nn import Parameter
 
 Mode = Literal["formula", "gradient", "numbers"]
 
@@ -24,10 +25,9 @@ def mode_of(*arguments: Any) -> Mode:
     if torch.compiler.is_compiling():
         return "formula"
     mode: Mode = "numbers"
-    recorded = torch.is_grad_enabled()
     for x in arguments:
         if isinstance(x, Tensor):
-            if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta:
+            if type(x) not in (Tensor, Parameter) or x.is_meta:
                 return "formula"
             try:
                 x.data_ptr()  # a tensor under vmap, grad or jvp has no memory
@@ -36,7 +36,7 @@ def mode_of(*arguments: Any) -> Mode:
             if x.is_floating_point():
                 if unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
                     return "formula"
-                if recorded and x.requires_grad:
+                if x.requires_grad and torch.is_grad_enabled():
                     mode = "gradient"
     return mode
 

@@ -64,6 +64,8 @@ def pieces(monkeypatch):
     monkeypatch.setattr(core_pieces, "_ROWS", 16)
     monkeypatch.setattr(core_pieces, "_PER_PART", 2)
     monkeypatch.setattr(core_pieces, "_LARGE_ITEM", 8)
+    monkeypatch.setattr(core_pieces, "_TOGETHER", 16)
+    monkeypatch.setattr(core_pieces, "_FEWEST", 8)
     monkeypatch.setattr(core_pieces, "_CHUNKS", 3)
 
 
@@ -228,6 +230,20 @@ def test_other_input_is_converted():
             preds.detach().expand(2, -1, -1)
         )
     assert found.shape == (2,)
+
+
+@pytest.mark.parametrize("metric", [tc.ECE, tc.NLL, tc.BrierScore])
+def test_rows_that_need_no_copy_are_added_in_large_pieces(pieces, monkeypatch, metric):
+    monkeypatch.setattr("torchcalib.ops.dispatch.RULE", "always")
+    preds, target = batch("binary", False, torch.float32)
+    whole, copied = metric(task="binary"), metric(task="binary")
+    whole.update(preds, target)
+    copied.update(torch.stack((preds, preds), 1)[:, 0], target)
+    torch.testing.assert_close(whole.state, copied.state, rtol=1e-12, atol=0)
+    preds[50] = 2
+    with pytest.raises(ValueError, match="preds"):
+        whole.update(preds, target)
+    torch.testing.assert_close(whole.state, copied.state, rtol=1e-12, atol=0)
 
 
 def test_work_of_threads_may_use_threads(monkeypatch):

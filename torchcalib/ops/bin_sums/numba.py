@@ -141,6 +141,18 @@ def _split_by_outcome(label, event, ignored, last, cells):
         cells[i] = cell
 
 
+@step
+def _fill_first_cells(groups, n_bins, out):
+    for i in range(groups.size):
+        out[i] = np.int32(groups[i]) * np.int32(n_bins)
+
+
+@step
+def _add_to(x, totals):
+    for k in range(x.size):
+        totals[k] += x[k]
+
+
 @compiled_loop
 def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squares, edges, right, sums):
     """Add events with the outcomes 0 and 1, as `add_events` does; `squares` is True for squared weights, or None.
@@ -151,9 +163,9 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
     """
     confidence, label = borrowed(confidence), borrowed(label)
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1: of w, w p, w p (1 - p) and w^2. The
-    #    fifth one is that of w^2 p (1 - p).
+    #    fifth one is that of w^2 p (1 - p). For few events, adding the copies would take longer than they save.
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 4 if squares is None else 8
-    copies = _COPIES if groups is None else 1
+    copies = _COPIES if groups is None and confidence.size > BLOCK else 1
     last = 2 * copies * n_cells  # first cell of ignored events, whose sums are not added
     totals = np.zeros((last + _COPIES) * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
@@ -165,8 +177,7 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
         if n_labels is not None and _n_invalid(values, labels, n_labels, ignored):
             return False
         if groups is not None:
-            for i in range(values.size):
-                first[i] = np.int32(groups[start + i] * n_bins)
+            _fill_first_cells(groups[start : start + BLOCK], n_bins, first)
         # 2. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
         #    a branch per event would prevent vector instructions.
         if _cells(values, n_bins, first, cells):
@@ -174,18 +185,23 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
         _split_by_outcome(labels, event, ignored, last, cells)
         # 3. Additions, which are sequential because two events can have the same cell.
+        if weights is not None:
+            shares = weights[start : start + BLOCK]
         for i in range(values.size):
             at = np.uintp(width * cells[i])
             if weights is not None:
-                w = weights[start + i]
+                w = np.float64(shares[i])
             mass = w * np.float64(values[i])
             spread = mass * (1.0 - np.float64(values[i]))
             add_four(totals, at, w, mass, spread, w * w)
             if squares is not None:
                 totals[at + np.uintp(4)] += w * spread
     # 4. Add the copies in order. The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
-    for i in range(2 * copies * n_cells):
-        k, n, mass, spread = i // 2 % n_cells, totals[width * i], totals[width * i + 1], totals[width * i + 2]
+    size = 2 * n_cells * width
+    for start in range(size, copies * size, size):
+        _add_to(totals[start : start + size], totals[:size])
+    for i in range(2 * n_cells):
+        k, n, mass, spread = i // 2, totals[width * i], totals[width * i + 1], totals[width * i + 2]
         sums[0, k] += n
         sums[1, k] += mass
         if i % 2:

@@ -23,6 +23,16 @@ _COLUMN = 2**15  # rows of a transposed block, which torch does not split among 
 _MAX_EXACT = 2**14  # largest number of bins whose product with a float32 number is exact in float64
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
+# Sums over the events of a cell as combinations of sums over its events with the outcomes 0 and 1: of w, w p and, with
+# noise, w p (1 - p). The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
+_OF_LABELS = np.array(
+    [[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1],
+     [1, 1, 0, 0, 0, 0], [0, 1, 1, -1, -1, -1]], np.float64,
+)  # fmt: skip
+# With squared weights, sums of w^2 p (1 - p) and w^2 follow.
+_OF_SQUARES = np.pad(_OF_LABELS, ((0, 0), (0, 4)))
+_OF_SQUARES[4:6] = [[0, 0, 0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]]
+
 
 class Events(NamedTuple):
     """Events of S batch elements, in columns `(S, N)`; None for a column that is not given."""
@@ -101,12 +111,18 @@ def add_labelled(
     n_labels: int = 2,
     ignored: int | None = None,
 ) -> bool:
-    """Add events with labels to `sums` `(F, G * B)` in place. Return False, and add nothing, if one is invalid.
+    """Add events with labels to `sums` `(F, G * B)` in place. Return False, with incomplete sums, if one is invalid.
 
     All arguments are numpy arrays. Labels are in [0, n_labels), and the outcome of a row is 1 if its label is `event`.
     Rows with the label `ignored` are not added, without weights. `weights` are positive, or None for 1; `groups` are in
     [0, G), or None for G = 1.
     """
+    if len(label) > 2 * _SAMPLES:
+        options = bins, sums, event, n_labels, ignored
+        columns = confidence, label, weights, groups
+        starts = range(0, len(label), _SAMPLES)
+        chunks = ([None if x is None else x[start : start + _SAMPLES] for x in columns] for start in starts)
+        return all(add_labelled(*chunk, *options) for chunk in chunks)
     if ignored is not None and len(rows := np.flatnonzero(label != ignored)) < len(label):
         confidence, label, groups = (None if x is None else x[rows] for x in (confidence, label, groups))
         if not len(label):
@@ -135,29 +151,26 @@ def _add_labels(bins: Bins, sums: Any, cell: Any, confidence: Any, weights: Any)
     outcomes and residuals without a pass of their own.
     """
     n_cells = sums.shape[1]
-    mass = confidence if weights is None else weights * confidence
 
     def total(column: Any) -> Any:
         if column is None or len(cell) <= _FEW_EVENTS:
-            return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
+            return np.bincount(cell, column, 2 * n_cells)
         found = torch.zeros(2 * n_cells, dtype=torch.float64, device="cpu")  # faster, but a call takes more time
-        return found.scatter_add_(0, torch.from_numpy(cell), torch.from_numpy(column)).view(2, n_cells).numpy()
+        return found.scatter_add_(0, torch.from_numpy(cell), torch.from_numpy(column)).numpy()
 
-    (n_0, n_1), (mass_0, mass_1) = total(weights), total(mass)
-    n = n_0 + n_1
-    sums[0] += n
-    sums[1] += mass_0 + mass_1
-    sums[2] += n_1
-    if bins.noise != "none":  # as in `numba.add_labels`
-        spread = mass * (1 - confidence)
-        of_spread = total(spread).sum(0)
-        of_variance, squares = of_spread, n
+    mass = confidence if weights is None else weights * confidence
+    columns, combined = [weights, mass], _OF_LABELS[:3, :4]
+    if bins.noise != "none":
+        columns.append(spread := mass * (1 - confidence))
+        combined = _OF_LABELS
         if weights is not None and not bins.copies:
-            of_variance, squares = total(weights * spread).sum(0), total(weights * weights).sum(0)
-        sums[3] += of_spread
-        sums[4] += of_variance
-        sums[5] += squares
-        sums[6] += n_1 - mass_1 + mass_0 - of_spread
+            columns += [weights * spread, weights * weights]
+            combined = _OF_SQUARES
+    by_outcome = np.concatenate([total(column) for column in columns])
+    if math.isfinite(by_outcome.sum()):
+        sums += combined.dot(by_outcome.reshape(-1, n_cells))
+    else:  # 0 times NaN is NaN
+        _add_to_cells(bins, sums, cell % n_cells, confidence, cell >= n_cells, weights)
 
 
 def _add_to_cells(

@@ -285,12 +285,14 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 def labelled_sums(
     values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
 ) -> Any:
-    """Return the weights and the sums of scores in each group as `plain.labelled_sums` does."""
+    """Return the weight and the sum of scores of each group as `plain.labelled_sums` does."""
     x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
     totals = np.zeros(1 if weights is None and groups is None else 8 * n_groups)
     buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)
     _add_scores(x, t, t, None, weights, groups, kind == "log", from_logits, buffer, narrow, totals)
-    return (len(t), totals) if len(totals) == 1 else totals.reshape(4, n_groups, 2).sum(0).T
+    if groups is not None:
+        return totals.reshape(4, n_groups, 2).sum(0).T
+    return (len(t), totals.item(0)) if weights is None else (totals.item(0), totals.item(1))
 
 
 def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:

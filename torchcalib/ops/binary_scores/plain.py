@@ -1,5 +1,6 @@
 """Sums of scores of binary predictions in plain torch, in pieces that fit into the cache."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,22 +32,22 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 def labelled_sums(
     values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
 ) -> Any:
-    """Return the weights of rows and the sums of scores in each group `(G,)`; scores are NaN if a value is invalid.
+    """Return the weight and the sum of scores of all rows, or of each group `(G,)`; NaN if a value is invalid.
 
-    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
+    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None.
     """
     x, t = torch.from_numpy(values)[None], torch.from_numpy(label)[None]
     if weights is None and groups is None:
-        return len(label), score_sums(x, t, kind, from_logits).numpy()
+        return len(label), score_sums(x, t, kind, from_logits).item()
     is_narrow = kind == "log" and from_logits and x.dtype != torch.float64
     dtype = torch.float32 if is_narrow else torch.float64
     scores = _scores(x, t, kind, from_logits, torch.empty(x.shape, dtype=dtype, device="cpu"))
     if scores is None:
-        return 0, np.full(n_groups, np.nan)
+        return (0, math.nan) if groups is None else (0, np.full(n_groups, math.nan))
     column = scores.double().numpy()[0]
     column = column if weights is None else column * weights
     if groups is None:
-        return weights.sum(), column.sum(keepdims=True)
+        return weights.sum(), column.sum()
     return np.bincount(groups, weights, n_groups), np.bincount(groups, column, n_groups)
 
 
