@@ -23,6 +23,8 @@ from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.dispatch import Op
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.isotonic import augmented_means, block_ends
+from torchcalib.ops.log_odds import log_odds
+from torchcalib.ops.newton.fits import fit_temperature
 from torchcalib.ops.threads import in_threads
 
 GIVEN, BINS = {"from_logits": True}, {"n_bins": 15}
@@ -133,6 +135,17 @@ def equal_mass(n: int = EVENTS) -> Kernel:
     return partial(equal_mass_sums, p, labels, 15), bytes_of(p, labels)
 
 
+def odds(n: int = EVENTS // 10) -> Kernel:
+    values, _ = logits(n, 10)
+    return partial(log_odds, values, values.argmax(-1, keepdim=True)), values.numel()
+
+
+def temperature(n: int = EVENTS // 100) -> Kernel:
+    values, target = logits(n, 100)
+    weights = torch.ones(1, 1, n, dtype=torch.float64)
+    return partial(fit_temperature, values[None], target[None], weights), values.numel()
+
+
 def counts(n: int = EVENTS) -> Kernel:
     call = partial(multinomial_counts, 0, torch.arange(1_000), n // 1_000, torch.float64)
     return call, bytes_of(call())
@@ -166,6 +179,8 @@ KERNELS: tuple[tuple[Op, str, Callable[..., Kernel], Callable[..., object]], ...
     ("events", "bin sums of 1,000 groups", grouped_events, read),
     ("binary_scores", "log loss of binary probabilities", log_loss, exponentials),
     ("equal_mass", "equal-mass bins", equal_mass, read),
+    ("log_odds", "log-odds of the top class", odds, exponentials),
+    ("moments", "fit of a temperature", temperature, exponentials),
     ("random", "random resampling counts", counts, read),
     ("pava", "isotonic blocks", partial(isotonic, "pava"), read),
     ("pava_bc", "isotonic blocks of bounded size", partial(isotonic, "pava_bc"), read),

@@ -33,6 +33,20 @@ def test_labels_move_with_their_scores(dtype):
             assert bool((in_order[size:] > 1).all())
 
 
+def test_confidences_of_float32_probabilities_are_sorted_exactly():
+    """Their complements are sorted as 32-bit integers. Probabilities below 2^-53 give the confidence 1."""
+    tiny = torch.tensor([0, 1e-45, 1e-20, 2**-54, 2**-53, 3e-10, 0.5, 0.5 + 2**-24, 1 - 2**-24, 1])
+    p = torch.cat((tiny, torch.rand(40, generator=torch.Generator().manual_seed(0))))[torch.randperm(50)]
+    score, label = most_probable(p.repeat(2, 1), torch.randint(0, 2, (2, 50)))
+    assert labelled._complement_keys(score, label) is not None
+    for row, labels, in_order, moved, size in zip(score, label, *sort_labelled(score, label), strict=True):
+        assert size == 50
+        expected = sorted(zip(row.tolist(), labels.tolist(), strict=True))
+        assert list(zip(in_order.tolist(), moved.tolist(), strict=True)) == expected
+    assert labelled._complement_keys(score - 0.1, label) is None
+    assert labelled._complement_keys(score + 0.1, label) is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_confidence_of_the_more_probable_outcome_is_exact(dtype):
     p = torch.tensor([[0, 1e-20, 0.3, 0.5], [math.nan, 0.7, 1 - 2**-24, 1]], dtype=dtype)

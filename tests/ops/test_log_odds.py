@@ -3,6 +3,7 @@
 import mpmath
 import pytest
 import torch
+from helpers.kernels import of_backends
 
 from torchcalib.ops.log_odds import log_odds
 
@@ -30,28 +31,30 @@ def exact(row, members):
         return float(mpmath.log(own) - mpmath.log(rest))
 
 
+@of_backends
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
 @pytest.mark.parametrize("scale", [1, 16, 300])
-def test_log_odds_of_every_event_equal_mpmath(dtype, scale):
+def test_log_odds_of_every_event_equal_mpmath(backend, dtype, scale):
     """The difference of two logits and two logarithms of at most log C, each rounded once, has an error of few eps."""
     z = logits(scale=scale, dtype=dtype)
     for members_of in EVENTS.values():
         members = members_of(z)
-        found = log_odds(z, members)
+        found = log_odds(z, members, backend=backend)
         for i, row in enumerate(z.double().tolist()):
             sets = [[k] for k in range(5)] if members is None else [members[i].tolist()]
             expected = torch.tensor([exact(row, own) for own in sets], dtype=F64)
             torch.testing.assert_close(found[i].reshape(-1), expected, rtol=1e-15, atol=4e-15)
 
 
+@of_backends
 @pytest.mark.parametrize("members_of", EVENTS.values(), ids=EVENTS)
 @pytest.mark.parametrize("n_classes", [3, 10, 33])
-def test_equal_rows_have_equal_log_odds_in_any_batch(n_classes, members_of):
+def test_equal_rows_have_equal_log_odds_in_any_batch(backend, n_classes, members_of):
     """Equal samples must be ties. The documentation promises results that are independent of the batch size."""
     z = logits(37, n_classes, dtype=torch.float32)
 
     def call(x):
-        return log_odds(x, members_of(x))
+        return log_odds(x, members_of(x), backend=backend)
 
     whole = call(z)
     for n in (1, 2, 5, 36):
@@ -60,7 +63,8 @@ def test_equal_rows_have_equal_log_odds_in_any_batch(n_classes, members_of):
     assert torch.equal(call(z.T.contiguous().T), whole)
 
 
-def test_log_odds_of_ties_infinite_logits_and_invalid_rows():
+@of_backends
+def test_log_odds_of_ties_infinite_logits_and_invalid_rows(backend):
     tied = log_odds(torch.tensor([[2.0, 2, 0, -1], [0, 2, -1, 2], [1, 1, 1, 1]]))
     assert tied[0, 0] == tied[0, 1]
     assert tied[1, 1] == tied[1, 3]
@@ -70,7 +74,7 @@ def test_log_odds_of_ties_infinite_logits_and_invalid_rows():
     expected = torch.tensor([[INF, -INF, -INF], [half] * 3, [INF, -INF, -INF], [NAN] * 3, [NAN] * 3], dtype=F64)
     torch.testing.assert_close(log_odds(z), expected, equal_nan=True)
     first = torch.zeros(5, 1, dtype=torch.int64)
-    torch.testing.assert_close(log_odds(z, first), expected[:, 0], equal_nan=True)
+    torch.testing.assert_close(log_odds(z, first, backend=backend), expected[:, 0], equal_nan=True)
     for members in (None, first):
         leaf = z.clone().requires_grad_()
         log_odds(leaf, members)[:3].clamp(-9, 9).sum().backward()

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from helpers.kernels import F64
+from helpers.kernels import F64, of_backends
 
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.regression import fit_logistic_regression
-from torchcalib.ops.newton.scores import LabelledScores, row_means
+from torchcalib.ops.newton.scores import LabelledScores
 from torchcalib.ops.newton.temperature import nll_derivatives
 
 
@@ -21,10 +22,11 @@ def labelled(scores, w, label_mean, in_standard_form):
     return LabelledScores(given[None], top, unused, unused, unused, w[None, None], unused, scale, label_mean)
 
 
+@of_backends
 @pytest.mark.parametrize("in_standard_form", [True, False])
 @pytest.mark.parametrize(("dtype", "of_weights"), [(torch.float32, torch.float32), (torch.bfloat16, F64), (F64, F64)])
 @pytest.mark.parametrize("n_classes", [3, 1500])
-def test_derivatives_equal_those_of_loops(in_standard_form, dtype, of_weights, n_classes):
+def test_derivatives_equal_those_of_loops(backend, in_standard_form, dtype, of_weights, n_classes):
     generator = torch.Generator().manual_seed(n_classes)
     scores = 8 * torch.randn(5, n_classes, generator=generator)
     scores = (scores - scores.amax(-1, keepdim=True)).to(torch.bfloat16).to(dtype)  # sums with 1 are exact in float32
@@ -41,16 +43,17 @@ def test_derivatives_equal_those_of_loops(in_standard_form, dtype, of_weights, n
         mean = math.fsum(map(math.prod, zip(q, s, strict=True)))
         central = [math.fsum(a * (b - mean) ** k for a, b in zip(q, s, strict=True)) for k in (2, 3)]
         expected = [total + weight * x for total, x in zip(expected, (mean, *central), strict=True)]
-    found = nll_derivatives(p, torch.tensor([[1.3]], dtype=of_weights))
+    found = nll_derivatives(p, backend)(torch.tensor([[1.3]], dtype=of_weights))
     rounding = {"rtol": 1e-4, "atol": 1e-4} if of_weights == torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
     for x, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(x, torch.tensor([[exact]], dtype=of_weights), **rounding)
 
 
-def test_row_means_are_those_of_differences():
+@of_backends
+def test_row_means_are_those_of_differences(backend):
     """The offset is common to all scores of a row, and does not affect the precision of the mean."""
     scores = 1e8 + torch.arange(6, dtype=F64).view(2, 1, 3) ** 2
-    found = row_means(scores, scores.amax(-1, keepdim=True))
+    found = source_of("moments", "cpu", F64, 1, backend).row_means(scores, scores.amax(-1, keepdim=True))
     torch.testing.assert_close(found, torch.tensor([[-7 / 3], [-25 / 3]], dtype=F64), rtol=1e-14, atol=0)
 
 

@@ -79,7 +79,7 @@ def odds_of_events(size, n, lead=(), dtype=F64):
     values = values.view(*lead, n, 5)
 
     def call(x, members=None, backend="auto", noise=False):
-        return log_odds(x, members).unsqueeze(-2)
+        return log_odds(x, members, backend=backend).unsqueeze(-2)
 
     return call, [values, values.topk(size, -1).indices] if size else [values]
 
@@ -96,7 +96,7 @@ OPERATIONS = {
     "odds of the top class": partial(odds_of_events, 1),
     "odds of two classes": partial(odds_of_events, 2),
 }
-PLAIN = "odds", "smoothing"  # which have no compiled loops
+PLAIN = "odds of each class", "odds of two classes", "smoothing"  # which have no compiled loops
 CONSTANT_SUMS = {"classes": (3, 4), "events": (3, 4), "smoothing": (4,)}
 IMPLEMENTATIONS = [(name, b) for name in OPERATIONS for b in (["auto"] if name.startswith(PLAIN) else BACKENDS)]
 # Sums of few terms may be in another order. Rows and log-odds are documented to have the same bits in any batch.

@@ -28,6 +28,8 @@ Op = Literal[
     "classes",
     "equal_mass",
     "binary_scores",
+    "log_odds",
+    "moments",
     "random",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
@@ -85,6 +87,10 @@ _CHOICES: dict[Op, _Choice] = {
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), saves=10, plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",), saves=15),
+    # "numba" computes the exponentials and sums of a row in one pass, instead of six.
+    "log_odds": _Choice("log_odds", ("numba", "torch"), ("torch",), saves=2, plain=""),
+    # "numba" computes the exponentials and all moments of a row in one pass, instead of ten.
+    "moments": _Choice("newton", ("numba", "torch"), ("torch",), saves=5, plain="temperature"),
     # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=10, plain="", of_predictions=False),
 }

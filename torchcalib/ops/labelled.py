@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchcalib.ops.operation import operation
 
+_HALF = 0x3F000000  # bits of the float32 number 1/2
 _BLOCK = 2**15  # number of predictions per pass, small enough for the cache
 
 
@@ -51,17 +52,43 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
     Scores are float32 or float64. Tied scores are sorted by label. Missing scores (NaN) become numbers above 1.
     """
-    keys = label_keys(score, label)
+    complements = _complement_keys(score, label)
+    keys = label_keys(score, label) if complements is None else complements
     label = torch.empty(label.shape, dtype=torch.uint8, device="cpu")
     keys.numpy().sort(axis=-1)
-    in_order, labels = keys.view(-1).numpy(), label.view(-1).numpy()
+    score = keys.view(score.dtype) if complements is None else torch.empty_like(score)
+    in_order, labels, scores = keys.view(-1).numpy(), label.view(-1).numpy(), score.view(-1).numpy()
     for start in range(0, len(in_order), _BLOCK):
         block = in_order[start : start + _BLOCK]
         labels[start : start + _BLOCK] = block & 1
         np.right_shift(block, 1, out=block)
-    score = keys.view(score.dtype)
+        if complements is not None:
+            np.subtract(_HALF, block, out=block)
+            np.subtract(1, block.view(np.float32), out=scores[start : start + _BLOCK], dtype=np.float64)
     ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype, device="cpu")
     return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
+
+
+def _complement_keys(score: Tensor, label: Tensor) -> Tensor | None:
+    """Return int32 sort keys of float64 scores s in [1/2, 1] if all 1 - s are float32 numbers; otherwise None.
+
+    Such are the confidences of float32 probabilities. Sorting int32 takes half the time of int64. Keys are as for
+    `label_keys`, with the bits of 1/2 minus those of 1 - s, which increase with s.
+    """
+    if score.dtype != torch.float64:
+        return None
+    keys = torch.empty(score.shape, dtype=torch.int32, device="cpu")
+    given, labels, found = (x.detach().reshape(-1).numpy() for x in (score, label, keys))
+    for start in range(0, len(found), _BLOCK):
+        values, block = given[start : start + _BLOCK], found[start : start + _BLOCK]
+        exact = 1 - values
+        np.copyto(block.view(np.float32), exact, casting="same_kind")
+        if not (np.array_equal(block.view(np.float32), exact) and exact.min() >= 0 and exact.max() <= 0.5):
+            return None  # also for NaN
+        np.subtract(_HALF, block, out=block)
+        np.left_shift(block, 1, out=block)
+        np.bitwise_or(block, labels[start : start + _BLOCK], out=block)
+    return keys
 
 
 @cache

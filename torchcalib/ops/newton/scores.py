@@ -8,12 +8,13 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import methodcaller
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -117,7 +118,8 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
     any_unused = value_if_available(unused.any())
     # Large input is converted in pieces by every iteration, without a float64 copy of all scores.
     if any_unused is False and scores.numel() > PIECE:
-        mean = row_means(scores, top)
+        source: Any = source_of("moments", scores.device.type, scores.dtype, scores.numel(), "auto")
+        mean = source.row_means(scores, top)
         scale = _rms(mean)
         if value_if_available((scale <= LARGE_SCALE).all()):
             scale = torch.where(scale > 0, scale, 1)
@@ -133,14 +135,6 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
     s = s.div_(scale[:, None, None])
     s = s if is_moderate else s.clamp_(min=MASKED_SCORE)
     return s, s.mean(-1), scale, is_moderate
-
-
-def row_means(scores: Tensor, top: Tensor) -> Tensor:
-    """Return the mean of scores - top for each row `(S, N)`, in pieces that fit into the cache."""
-    wide = wide_dtype(scores.device)
-    one = torch.ones(scores.shape[0], dtype=wide, device=scores.device)
-    pieces = standard_pieces(scores, top, one, wide, max(1, PIECE // scores.shape[-1]))
-    return torch.cat([s.mean(-1) for s in pieces], 1)
 
 
 def _rms(mean: Tensor) -> Tensor:

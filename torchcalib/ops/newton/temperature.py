@@ -6,13 +6,16 @@ which costs one more product for each score.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchcalib.ops.dispatch import Backend, source_of
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 from torchcalib.ops.newton.descent import DECREMENT, GRADIENT, ROUNDS, all_true, is_within_rounding
-from torchcalib.ops.newton.scores import ZERO_SLOPE, LabelledScores, Solution
+from torchcalib.ops.newton.scores import PIECE, ZERO_SLOPE, LabelledScores, Solution, standard_pieces
 
 
 def solve_temperature(p: LabelledScores) -> Solution:
@@ -23,8 +26,7 @@ def solve_temperature(p: LabelledScores) -> Solution:
     # Start: the result of a float32 fit to all samples, which itself starts at a fit to about a thousand samples.
     start = approximate_alpha(p.averaged(), approximate_alpha(p.averaged(1024), p.scale), 0.05)
     start = start.to(p.w.dtype).expand_as(p.label_mean)
-    derivatives = partial(nll_derivatives, p)
-    alpha, slope, done = _bracketed(derivatives, p.scale, start, at_bound | separable, None, ROUNDS)
+    alpha, slope, done = _bracketed(nll_derivatives(p), p.scale, start, at_bound | separable, None, ROUNDS)
 
     # A minimum at the bound has priority: with equal scores, every label has the largest score of its row.
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
@@ -93,16 +95,32 @@ def approximate_alpha(p: LabelledScores, start: Tensor, relative: float = 0.3) -
     """Return an approximate alpha, `(1, S)` in [1e-3, 1e3], with relative tolerance `relative`."""
     start = start.float().clamp(0.1, 100).expand_as(p.label_mean)
     fixed = torch.zeros_like(start, dtype=torch.bool)
-    alpha, *_ = _bracketed(partial(nll_derivatives, p), p.scale, start, fixed, relative, 15)
+    alpha, *_ = _bracketed(nll_derivatives(p), p.scale, start, fixed, relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 
-def nll_derivatives(p: LabelledScores, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first three derivatives of the mean NLL in alpha, for alpha `(R, S)`, `(R, S)` each.
+def nll_derivatives(p: LabelledScores, backend: Backend = "auto") -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Return a function from alpha `(R, S)` to the first three derivatives of the mean NLL in alpha, `(R, S)` each.
 
     Each is a weighted mean over the rows. The scores of a row have the distribution softmax(alpha s). The derivatives
     are their mean minus the score of the label, their variance, and their third central moment.
     """
+    if p.top is None or p.w[..., 0].numel() > 1:  # few scores, or several fits, which share operations of torch
+        return partial(derivatives_of, p)
+    source: Any = source_of("moments", p.scores.device.type, p.scores.dtype, p.scores.numel(), backend)
+    return partial(source.derivatives_of, p)
+
+
+def row_means(scores: Tensor, top: Tensor) -> Tensor:
+    """Return the mean of scores - top for each row `(S, N)`, in pieces that fit into the cache."""
+    wide = wide_dtype(scores.device)
+    one = torch.ones(scores.shape[0], dtype=wide, device=scores.device)
+    pieces = standard_pieces(scores, top, one, wide, max(1, PIECE // scores.shape[-1]))
+    return torch.cat([s.mean(-1) for s in pieces], 1)
+
+
+def derivatives_of(p: LabelledScores, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the derivatives in plain torch; see `nll_derivatives`."""
     slope, curvature, skew = -p.label_mean, torch.zeros_like(p.label_mean), torch.zeros_like(p.label_mean)
     alpha = alpha[..., None, None]
     buffer: Tensor | None = None  # reused, because allocation is slower than the arithmetic

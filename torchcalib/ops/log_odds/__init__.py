@@ -16,16 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices, plain
 
 _BLOCK = 2**15  # number of logits computed at a time on the CPU; torch would split more among threads
 _BLOCK_OF_CLASSES = 2**16  # the same for the log-odds of one class, which need fewer passes
+_MAX_CLASSES = 2**10  # largest number of classes for the compiled loop, whose blocks then fit into the cache
 _BLOCK_ELSEWHERE = 2**24  # the same on other devices, where a kernel launch is slower than the arithmetic
 
 
-def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
+def log_odds(values: Tensor, members: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
     """Return the log-odds of one event per row `(..., N)`, or of every class against the others `(..., N, C)`.
 
     `members` are the k classes in the event of each row, int64 `(..., N, k)`. Logits of +inf share the probability of
@@ -35,7 +37,7 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
     Gradient: in `values`, in forward and reverse mode, of any order. It is 0 for infinite log-odds and for a row with
     +inf. It is also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
     """
-    found: Tensor = _log_odds(values, members)
+    found: Tensor = _log_odds(values, members, backend=backend)
     return found
 
 
@@ -59,27 +61,35 @@ def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
     return top.squeeze(-1), -log_q.gather(-1, place).squeeze(-1)
 
 
-def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
+def _forward(backend: Backend, values: Tensor, members: Tensor | None) -> Tensor:
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
     if members is not None and members.shape[-1] == 1 and values.is_cpu:
         classes = members.reshape(-1)
+        backend = "torch" if backend == "auto" and n_classes > _MAX_CLASSES else backend
+        source = source_of("log_odds", "cpu", values.dtype, values.numel(), backend)
         for part, matrix in matrices(values.detach()):
-            out[part] = _of_classes(matrix, classes[part])
+            source.fill(matrix, classes[part], out[part])
+            if not math.isfinite(out[part].sum()):  # rare: infinite logits, or NaN
+                rest = part.start + out[part].isfinite().logical_not_().nonzero().squeeze(-1)
+                out[rest] = _formula(matrix[rest - part.start], classes[rest].unsqueeze(-1))
         return out.reshape(*lead)
     for rows, logits, own in _chunks(values, members):
         out[rows] = _of_logits(spread_infinite_logits(logits), own)
     return out.reshape(*lead, *width)
 
 
-def _of_classes(values: Tensor, classes: Tensor) -> Tensor:
-    """Return the log-odds of a class for each row `(N, C)` on the CPU; see `log_odds`."""
+def fill(values: Tensor, classes: Tensor, out: Tensor) -> None:
+    """Fill `out` `(N,)` with the log-odds of a class for each row `(N, C)`, which may be wrong for infinite logits."""
     n, n_classes = values.shape
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
-        return _of_classes(values.expand(2, -1), classes.expand(2))[:1]
+        found = torch.empty(2, dtype=torch.float64)
+        fill(values.expand(2, -1), classes.expand(2), found)
+        out.copy_(found[:1])
+        return
     axis, blocks = plain.class_axis(n_classes), plain.blocks_of(n, n_classes, _BLOCK_OF_CLASSES)
-    memory, out = np.empty(-(-n // len(blocks)) * n_classes + LANES), np.empty(n)
+    memory, filled = np.empty(-(-n // len(blocks)) * n_classes + LANES), out.numpy()
     with np.errstate(all="ignore"):
         for rows in blocks:
             z = plain.copied(plain.array_of(values[rows]), memory, axis)
@@ -88,12 +98,7 @@ def _of_classes(values: Tensor, classes: Tensor) -> Tensor:
             largest = torch.from_numpy(z).amax(axis, keepdim=True)
             torch.from_numpy(z).sub_(largest)
             plain.applied(torch.exp, memory, z.size)
-            out[rows] = own - largest.view(-1).numpy() - plain.applied(torch.log, plain.sum_of_rows(z, axis))
-    found = torch.from_numpy(out)
-    if not math.isfinite(out.sum()):  # rare: infinite logits, or NaN
-        rest = found.isfinite().logical_not_()
-        found[rest] = _formula(values[rest], classes[rest].unsqueeze(-1))
-    return found
+            filled[rows] = own - largest.view(-1).numpy() - plain.applied(torch.log, plain.sum_of_rows(z, axis))
 
 
 def _formula(values: Tensor, members: Tensor | None) -> Tensor:
