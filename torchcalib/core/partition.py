@@ -128,11 +128,6 @@ class SumsByPart(Generic[S]):
         return has_noise_flag(self.accumulator)
 
     @property
-    def skips_ignored(self) -> bool:
-        """Whether `add_piece` leaves out the rows with the label `Piece.ignored`."""
-        return bool(getattr(self.accumulator, "skips_ignored", False))
-
-    @property
     def ranges(self) -> Ranges:
         """Range of each quantity, by which saved sums are checked."""
         ranges: Ranges = self.accumulator.ranges

@@ -102,6 +102,14 @@ def takes_pieces(accumulator: Any, task: Task, from_logits: bool) -> bool:
     return hasattr(accumulator, "takes_pieces") and accumulator.takes_pieces(task, from_logits)
 
 
+def skips_ignored(adder: Any) -> bool:
+    """Return whether `add_piece` leaves out the rows with the label `Piece.ignored`; the innermost accumulator does."""
+    while hasattr(adder, "accumulator"):
+        adder = adder.accumulator
+    found: bool = adder.skips_ignored
+    return found
+
+
 _Place = tuple[int, int, slice]
 """Place of a piece: first and last item, and the slice of their rows."""
 
@@ -303,7 +311,7 @@ def _add_piece(
 ) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
     may_ignore = rows.weights is not None or rows.input_format.ignore_index is not None
-    keeps_ignored = may_ignore and all(getattr(adder, "skips_ignored", False) for adder in adders)
+    keeps_ignored = may_ignore and all(map(skips_ignored, adders))
     piece = rows.piece(place, detail, keeps_ignored)
     if piece is None:
         return False

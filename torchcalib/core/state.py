@@ -88,11 +88,6 @@ class SumState(Generic[S]):
         )
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
-    @property
-    def skips_ignored(self) -> bool:
-        """Whether `add_piece` leaves out the rows with the label `Piece.ignored`."""
-        return bool(getattr(self.accumulator, "skips_ignored", False))
-
     def add_piece(self, piece: Piece, total: Any) -> bool:
         """Add a piece to a state, a numpy array, in place. Return False for an invalid piece; see `core.pieces`."""
         accumulator: Any = self.accumulator

@@ -6,7 +6,7 @@ The sums of several batches or processes are added. Metrics with equal accumulat
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -351,6 +351,9 @@ class ScoreAccumulator:
         from torchcalib.ops.batch.formula import Demand
 
         return Demand(None, coefficients=self.of_statistics)
+
+    skips_ignored: ClassVar[bool] = False
+    """See `EqualWidthBins`."""
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
         """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""

@@ -304,7 +304,8 @@ class ComparisonBuilder(Builder):
         self._options = ReportOptions.from_arguments(task, options, is_comparison=True)
         self._n_replicates, self._seed = n_replicates, seed
         # Rows with missing values are dropped by `_without_missing_rows`.
-        self._systems = {name: self._system(declared[name]) for name in self._names}
+        shared = {**self._options.to_dict(), "nan_policy": "raise", "with_calibration": False, "with_intervals": False}
+        self._systems = {name: SystemBuilder(**{**shared, "from_logits": declared[name]}) for name in self._names}
         self._n_rows = dict.fromkeys(self._names, 0)
         self._n_dropped = 0
         self._are_counts = True
@@ -380,11 +381,20 @@ class ComparisonBuilder(Builder):
             columns[argument] = _by_system(argument, given, names, may_differ)
         for name in names:
             check_has_values("preds", preds[name])
-        batches = {name: _SystemBatch(**{key: column[name] for key, column in columns.items()}) for name in names}
-        self._check(batches)
-        for name, batch in batches.items():
-            samples = self._systems[name].input_format.samples_of(batch.preds, batch.target)
-            batches[name] = batch._replace(samples=samples)
+        batches = {}
+        for name in names:
+            batch = _SystemBatch(**{key: column[name] for key, column in columns.items()})
+            with _naming_system(name):
+                input_format = self._systems[name].input_format.resolved(batch.preds, batch.target)
+                input_format.check_axis(batch.preds)
+                input_format.check(batch.preds, batch.target, batch.weights)
+            batches[name] = batch._replace(samples=input_format.samples_of(batch.preds, batch.target))
+        shapes = {tuple(batch.preds.shape) for batch in batches.values() if batch.ids is None}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
+                "Pass predictions for the same rows, or the `ids` of different rows."
+            )
         return batches
 
     def _identified(
@@ -520,10 +530,6 @@ class ComparisonBuilder(Builder):
         """Number of classes of the predictions; None for a binary task, and before the first batch."""
         return next((n for each in self._systems.values() if (n := each.num_classes) is not None), None)
 
-    def _system(self, from_logits: bool) -> SystemBuilder:
-        settings = {**self._options.to_dict(), "from_logits": from_logits, "nan_policy": "raise"}
-        return SystemBuilder(**{**settings, "with_calibration": False, "with_intervals": False})
-
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions added so far; `sources` are their origins, by system name."""
         systems = self._systems
@@ -595,19 +601,6 @@ class ComparisonBuilder(Builder):
             notes=tuple(notes),
             class_names=() if input_format.positive_classes is not None else self._options.class_names,
         )
-
-    def _check(self, batches: Mapping[str, "_SystemBatch"]) -> None:
-        for name, batch in batches.items():
-            with _naming_system(name):
-                input_format = self._systems[name].input_format.resolved(batch.preds, batch.target)
-                input_format.check_axis(batch.preds)
-                input_format.check(batch.preds, batch.target, batch.weights)
-        shapes = {tuple(batch.preds.shape) for batch in batches.values() if batch.ids is None}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
-                "Pass predictions for the same rows, or the `ids` of different rows."
-            )
 
     def _without_missing_rows(self, batches: Mapping[str, "_SystemBatch"]) -> tuple[dict[str, "_SystemBatch"], int]:
         """Return batches with weight 0 for rows with a missing prediction or target, and the number of dropped rows.
