@@ -18,7 +18,7 @@ from torchcalib.ops.batch.triton import flags_of, labels_of, weights_of
 from torchcalib.ops.penalties.options import Canonical, Squared
 from torchcalib.ops.penalties.triton import number
 
-_TILE = 16  # rows of a tile, and smallest size of a matrix product
+_TILE = 16  # rows of a tile
 _BLOCK = 32  # classes that a program multiplies at a time
 _ROW = 1024  # largest number of classes of a row that a program loads at a time
 _LOWEST = tl.constexpr(-1e30)  # replaces -inf, because -inf times 0 is NaN
@@ -38,7 +38,7 @@ def canonical_error(_: Tensor, columns: Columns, options: Canonical, dtype: torc
     with torch.cuda.device_of(probs):
         _fill_means[tiles](
             columns.target, columns.target.stride(0), probs, logs, normaliser, copies, bandwidth, mean, log_total,
-            inner, parts, n, n_classes, options.p, _TILE, _BLOCK, width, num_warps=8,
+            inner, parts, n, n_classes, options.p, _TILE, min(_BLOCK, width), width, num_warps=8,
         )  # fmt: skip
     error, scale = _mean(parts, copies, dtype, False)
     return error, scale, probs, logs, normaliser, totals, copies, mean, log_total, inner
@@ -56,7 +56,7 @@ def canonical_gradient(
         _fill_slopes[(triton.cdiv(n, _TILE), triton.cdiv(n_classes, width))](
             columns.target, columns.target.stride(0), probs, logs, normaliser, totals, copies,
             number(options.bandwidth, probs.device), mean, log_total, inner, scale, slopes, n, n_classes, len(inner),
-            options.p, columns.from_logits, _TILE, _BLOCK, width, num_warps=8,
+            options.p, columns.from_logits, _TILE, min(_BLOCK, width), width, num_warps=8,
         )  # fmt: skip
     return _through_softmax(columns, probs, copies, slopes, upstream)
 
@@ -289,6 +289,12 @@ def _counted(copies, row, n, factor):
 
 
 @triton.jit
+def _plus_product(a, b, total):
+    """Return `total` plus the matrix product of two float64 tiles, which old versions of `tl.dot` do not take."""
+    return total + tl.sum(a[:, :, None] * b[None, :, :], 1)
+
+
+@triton.jit
 def _scores(logs, probs, bandwidth, row, other, n, n_classes, tile: tl.constexpr, block: tl.constexpr):
     """Return the products sum_k log q_ik / bandwidth q_jk of rows i and other rows j, a tile `[i, j]`."""
     found = tl.zeros([tile, tile], tl.float64)
@@ -299,7 +305,7 @@ def _scores(logs, probs, bandwidth, row, other, n, n_classes, tile: tl.constexpr
         is_class = column < n_classes
         a = tl.load(logs + of_row, mask=(row < n)[:, None] & is_class[None, :], other=0) / bandwidth
         b = tl.load(probs + of_other, mask=(other < n)[None, :] & is_class[:, None], other=0)
-        found = tl.dot(tl.where(a < _LOWEST, _LOWEST, a), b, found, out_dtype=tl.float64)
+        found = _plus_product(tl.where(a < _LOWEST, _LOWEST, a), b, found)
     return found
 
 
@@ -336,7 +342,7 @@ def _fill_means(
         label = tl.load(target + other.to(tl.int64) * label_stride, mask=other < n, other=-1).to(tl.int64)
         is_label = (label[:, None] == column[None, :]).to(tl.float64)
         total = total * rescale + tl.sum(e, 1)
-        sums = tl.dot(e, is_label, sums * rescale[:, None], out_dtype=tl.float64)
+        sums = _plus_product(e, is_label, sums * rescale[:, None])
         top = new_top
     # 3. Means, and their distances from the probabilities
     inside = (row < n)[:, None] & (column < n_classes)[None, :]
@@ -396,7 +402,7 @@ def _similarities(
         is_class = column < n_classes
         a = tl.load(probs + of_row, mask=(row < n)[:, None] & is_class[None, :], other=0)
         b = tl.load(probs + of_other, mask=(other < n)[None, :] & is_class[:, None], other=0)
-        products = tl.dot(a, b, products, out_dtype=tl.float64)
+        products = _plus_product(a, b, products)
         gap = a[:, :, None] - b[None, :, :]
         distance += tl.sum(tl.abs(gap) if laplacian else gap * gap, 1)
     label = tl.load(target + row.to(tl.int64) * label_stride, mask=row < n, other=-1).to(tl.int64)
@@ -454,7 +460,7 @@ def _fill_similar_slopes(
         o = tl.load(probs + other.to(tl.int64)[:, None] * n_classes + column[None, :], mask=mask, other=0)
         label = tl.load(target + other.to(tl.int64) * label_stride, mask=other < n, other=-1).to(tl.int64)
         is_label = (label[:, None] == column[None, :]).to(tl.float64)
-        of_residual = tl.dot(k, is_label - o, of_residual, out_dtype=tl.float64)
+        of_residual = _plus_product(k, is_label - o, of_residual)
         gap = q[:, None, :] - o[None, :, :]
         if laplacian:
             gap = (gap > 0).to(tl.float64) - (gap < 0).to(tl.float64)
@@ -520,7 +526,7 @@ def _fill_slopes(
         d = tl.where(e == 0, 0.0, e * number[:, None] * (slope - own_inner[:, None]))
         at = other.to(tl.int64)[:, None] * n_classes + column[None, :]
         mask = (other < n)[:, None] & (column < n_classes)[None, :]
-        of_log = tl.dot(d, tl.load(probs + at, mask=mask, other=0), of_log, out_dtype=tl.float64)
+        of_log = _plus_product(d, tl.load(probs + at, mask=mask, other=0), of_log)
         # 3. The rows as j: dS_ij of the other rows i, transposed
         s = tl.trans(_scores(logs, probs, h, other, row, n, n_classes, tile, block)) + own_normaliser[:, None]
         count = tl.where(both & (o_number > 0)[None, :], number[:, None] - is_same, 0.0)
@@ -529,7 +535,7 @@ def _fill_slopes(
         d = tl.where(e == 0, 0.0, e * o_number[None, :] * (slope - o_inner[None, :]))
         log_q = tl.load(logs + at, mask=mask, other=0)
         log_q = tl.where(log_q == float("-inf"), 0.0, log_q)
-        of_prob = tl.dot(d, log_q, of_prob, out_dtype=tl.float64)
+        of_prob = _plus_product(d, log_q, of_prob)
         of_normaliser += tl.sum(d, 1)
     # 4. Derivatives in the normaliser and in the distance
     inside = (row < n)[:, None] & (column < n_classes)[None, :]
