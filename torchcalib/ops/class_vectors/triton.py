@@ -21,6 +21,7 @@ from torchcalib.ops.penalties.triton import number
 _TILE = 16  # rows of a tile
 _BLOCK = 32  # classes that a program multiplies at a time
 _ROW = 1024  # largest number of classes of a row that a program loads at a time
+_COPIES = tl.constexpr(1024)  # numbers of copies that a program adds at a time
 _LOWEST = tl.constexpr(-1e30)  # replaces -inf, because -inf times 0 is NaN
 _BEFORE = tl.constexpr(-1.7976931348623157e308)  # maximum of no scores
 
@@ -34,7 +35,7 @@ def canonical_error(_: Tensor, columns: Columns, options: Canonical, dtype: torc
     width = options.width(n_classes)
     tiles = triton.cdiv(n, _TILE), triton.cdiv(n_classes, width)
     inner, parts = make(tiles[1], n), make(*tiles)
-    _store_vectors(columns, probs, logs, normaliser, totals, copies, bandwidth, True)
+    _store_vectors(columns, (probs, logs, normaliser, totals, copies), bandwidth, True)
     with torch.cuda.device_of(probs):
         _fill_means[tiles](
             columns.target, columns.target.stride(0), probs, logs, normaliser, copies, bandwidth, mean, log_total,
@@ -66,7 +67,7 @@ def squared_error(_: Tensor, columns: Columns, options: Squared, dtype: torch.dt
     n, n_classes = _shape(columns)
     make, scale = _empty(columns), number(options.scale, columns.values.device)
     probs, weights, parts = make(n, n_classes), make(n), make(triton.cdiv(n, _TILE))
-    _store_vectors(columns, probs, probs, weights, weights, weights, scale, False)
+    _store_vectors(columns, (probs, probs, weights, weights, weights), scale, False)  # fills the first and the last
     with torch.cuda.device_of(probs):
         _add_similar[(len(parts),)](
             columns.target, columns.target.stride(0), probs, weights, scale, parts, n, n_classes,
@@ -91,23 +92,14 @@ def squared_gradient(
     return _through_softmax(columns, probs, weights, slopes, upstream)
 
 
-def _store_vectors(
-    columns: Columns,
-    probs: Tensor,
-    logs: Tensor,
-    normaliser: Tensor,
-    totals: Tensor,
-    copies: Tensor,
-    bandwidth: Tensor,
-    with_density: bool,
-) -> None:
-    """Fill the probabilities of rows and the numbers of copies in one launch; see `_fill_vectors`."""
-    n, n_classes = probs.shape
+def _store_vectors(columns: Columns, out: tuple[Tensor, ...], bandwidth: Tensor, with_density: bool) -> None:
+    """Fill probabilities, log-probabilities, normalisers, sums of parameters and numbers of copies in one launch."""
+    n, n_classes = out[0].shape
     rows, block = _rows(n_classes)
-    with torch.cuda.device_of(probs):
+    with torch.cuda.device_of(bandwidth):
         _fill_vectors[(triton.cdiv(n, rows),)](
-            *_arguments(columns), probs, logs, normaliser, totals, copies, bandwidth, n, n_classes,
-            columns.ignore_index or 0, columns.tolerance, *flags_of(columns), with_density, rows, block, num_warps=4,
+            *_arguments(columns), *out, bandwidth, n, n_classes, columns.ignore_index or 0, columns.tolerance,
+            *flags_of(columns), with_density, rows, block, num_warps=4,
         )  # fmt: skip
 
 
@@ -270,11 +262,11 @@ def _fill_vectors(
 
 
 @triton.jit
-def _factor(copies, n, block: tl.constexpr):
+def _factor(copies, n):
     """Return the total number of copies, and the factor of all copies: 2 if there is a single one, otherwise 1."""
-    total = tl.zeros([block], tl.float64)
-    for start in range(0, n, block):
-        row = start + tl.arange(0, block)
+    total = tl.zeros([_COPIES], tl.float64)
+    for start in range(0, n, _COPIES):
+        row = start + tl.arange(0, _COPIES)
         total += tl.load(copies + row, mask=row < n, other=0)
     number = tl.sum(total, 0)
     factor = tl.where(number == 1, 2.0, 1.0)
@@ -323,7 +315,7 @@ def _fill_means(
     """
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     column = tl.program_id(1) * width + tl.arange(0, width)
-    _, factor = _factor(copies, n, width)
+    _, factor = _factor(copies, n)
     h = tl.load(bandwidth)
     top = tl.full([tile], _BEFORE, tl.float64)
     total = tl.zeros([tile], tl.float64)
@@ -370,7 +362,7 @@ def _fill_mean(parts, copies, mean, factors, n_parts, n, of_pairs: tl.constexpr,
 
     Also store 1 / this number, and the factor of all copies; see `_factor`.
     """
-    number, factor = _factor(copies, n, block)
+    number, factor = _factor(copies, n)
     if of_pairs:
         number = number * number / (factor * factor)
     total = tl.zeros([block], tl.float64)
