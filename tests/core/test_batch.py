@@ -209,8 +209,10 @@ def test_penalty_and_gradient_are_those_of_the_conversion(
 ):
     poison(monkeypatch, "empty")
     penalty = make(task, from_logits=from_logits, ignore_index=ignore_index)
-    preds, target = rows(task, from_logits, OF_NAMES[dtype])
-    w = weights_of(weights)
+    has_second_derivatives = (make, weights, ignore_index, dtype) in PENALTIES
+    n = N if has_second_derivatives else 60  # the interpreter is slow for pairs
+    preds, target = rows(task, from_logits, OF_NAMES[dtype], n=n)
+    w = weights_of(weights, n=n)
     for invalid in (5, 6, 20, 21, 31):
         preds[invalid], target[invalid] = preds[0], target[0]
     if ignore_index is not None:
@@ -223,7 +225,7 @@ def test_penalty_and_gradient_are_those_of_the_conversion(
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x.cpu(), y, rtol=bound, atol=bound / 100)
     few, labels = rows(task, from_logits, n=3)
-    if (make, weights, ignore_index, dtype) in PENALTIES:
+    if has_second_derivatives:
         second, expected = (
             torch.autograd.functional.hessian(lambda x, each=each: each(x, labels, None), few)
             for each in (fast, penalty)
@@ -236,6 +238,18 @@ def test_penalty_and_gradient_are_those_of_the_conversion(
     target[0] = 9
     assert fast(preds, target, w).isnan() or (w is not None and w[0] == 0)
     assert fast(few, labels, torch.zeros(3, dtype=torch.int64)).isnan()
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_many_confidences_are_sorted(backend, monkeypatch):
+    preds, target = rows("binary", True, n=40)
+    penalty = tc.losses.MMCELoss("binary", from_logits=True)
+    given = partial(penalty_of, penalty, backend), preds, target, None
+    paired = value_and_gradient(*given)
+    monkeypatch.setattr("torchcalib.ops.penalties.options._MAX_PAIRED", 39)
+    monkeypatch.setattr("torchcalib.ops.penalties.triton.embedding_error", None)
+    for x, y in zip(value_and_gradient(*given), paired, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
 
 
 def penalty_of(penalty, backend, preds, target, weights):
@@ -273,7 +287,9 @@ def value_and_gradient(penalty, preds, *others):
 ERRORS = [(tc.ECE, None, None, "float"), (tc.RMSCE, "importance", 1, "single"), (tc.MCE, "counts", None, "half"),
           (tc.MeanBinError, None, -7, "float"), (tc.ESCE, "importance", None, "float"),
           (partial(tc.RMSCE, debiased=True, n_bins=5), "importance", None, "float"),
-          (partial(tc.ECE, debiased=True, n_bins=5), "counts", 1, "float")]  # fmt: skip
+          (partial(tc.ECE, debiased=True, n_bins=5), "counts", 1, "float"),
+          (tc.NLL, "importance", 1, "float"), (tc.BrierScore, None, None, "half"), (tc.ECD, "counts", None, "float"),
+          (tc.BrierScore, "importance", None, "float"), (tc.NLL, None, -7, "single")]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -444,7 +460,8 @@ def gradient_of_penalty(penalty, preds, target):
 
 def gradient_of_value(metric, preds, target, backend):
     leaf, value, _ = of_batch(metric, preds, target, None, backend)
-    return torch.autograd.grad(value, leaf)
+    assert value.requires_grad == (type(metric) is not tc.Accuracy)
+    return torch.autograd.grad(value, leaf) if value.requires_grad else None
 
 
 def launches(monkeypatch):
@@ -483,6 +500,7 @@ READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared"
 READ |= {"debiased": True}
 TYPES |= {"slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
 TYPES |= dict.fromkeys(("confidence", "weight", "grads", "temperature", "bandwidth", "of_events", "factors"), "*fp64")
+TYPES |= dict.fromkeys(("sums", "mean", "unit"), "*fp64")
 NUMBERS = "probs", "logs", "normaliser", "totals", "copies", "log_total", "inner", "scale", "factor"
 TYPES |= dict.fromkeys(NUMBERS, "*fp64") | {"n_ranges": "i32", "tolerance": "fp32"}
 TYPES |= {"score": "*fp32", "outcome": "*u8", "n_ignored": "*fp64", "n_classes": "i32"}
@@ -494,6 +512,21 @@ KERNELS += [("_rank_classes", {**READ, "logits": logits, "rows": 32, "block": 32
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
             itertools.product(("_read", "_slope", "_fill_events", "_rank"), (True, False), (True, False))]  # fmt: skip
 KERNELS += [("_fill_gradient", {"chunk": 128, "logits": logits}) for logits in (True, False)]
+KERNELS += [
+    (
+        "_score_slope",
+        {
+            **READ,
+            "binary": binary,
+            "logits": binary,
+            "of_log": -1,
+            "of_square": 0,
+            "of_entropy": 1.5,
+            "of_confidence": 0,
+        },
+    )
+    for binary in (True, False)
+] + [("_fill_mean", {})]
 OF_PENALTIES = [("_add_soft", {"chunk": 8, "bins": 128}), ("_fill_soft_gradient", {"chunk": 32, "bins": 16}),
                 ("_add_pairs", {"chunk": 32}), ("_fill_embedding_error", {"weighted": True, "block": 128}),
                 ("_fill_embedding_gradient", {"chunk": 128})]  # fmt: skip

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,13 +24,14 @@ from torchcalib.core.sums import has_noise_flag
 from torchcalib.ops.batch import (
     BinnedError,
     Columns,
+    MeanScore,
     Plan,
     added,
-    binned_error,
     events,
     ranked,
     ranked_classes,
     uses_triton,
+    value_with_gradient,
 )
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, BinRule, Demand, Terms, plan, term_indices
 from torchcalib.ops.bin_sums import Norm
@@ -83,7 +84,7 @@ def states_after(
 def error_of_batch(
     input_format: InputFormat,
     kind: Any,
-    norm: Norm | None,
+    norm: Norm | Literal["score"] | None,
     state: Tensor | None,
     preds: Tensor,
     target: Tensor,
@@ -93,13 +94,17 @@ def error_of_batch(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the norm of the gaps over bins of a batch, with its gradient, and the state after it, by Triton.
 
-    Invalid rows are ignored as in `states_after`. Without a state they make the error NaN, and the second result is the
-    state of the batch. Return None for other batches and devices, and if `norm` is None. `formula` is the same
-    differentiable function of the format, predictions, targets and weights.
+    The norm "score" is the mean of a score over a batch, which needs a state. Invalid rows are ignored as in
+    `states_after`. Without a state they make the error NaN, and the second result is the state of the batch. Return
+    None for other batches and devices, and if `norm` is None. `formula` is the same differentiable function of the
+    format, predictions, targets and weights.
     """
     task = input_format.task
     if norm is None or not has_sums_of_batch(kind, task):
         return None
+    coefficients = kind.accumulator.demand(task, True).coefficients
+    if norm == "score" and not any(coefficients[:-1]):
+        preds = preds.detach()  # hits have no gradient
     columns = _columns_with_gradient(input_format, preds, target, weights, backend)
     if columns is None:
         return None
@@ -107,8 +112,9 @@ def error_of_batch(
     plan = _plan((kind,) if state is None else (kind, kind), task, copies, preds.device)
     dtype = torch.promote_types(preds.dtype, torch.float32) if state is None else torch.float64
     sums = slice(kind.size - math.prod(kind.shape), kind.size)
-    error, of_values = BinnedError(norm, sums, state is not None, dtype), _of_values(input_format, columns, formula)
-    value, after = binned_error(state, columns, plan, error, of_values, backend)
+    wanted = MeanScore(coefficients, sums) if norm == "score" else BinnedError(norm, sums, state is not None, dtype)
+    of_values = _of_values(input_format, columns, formula)
+    value, after = value_with_gradient(state, columns, plan, wanted, of_values, backend)
     return value, after[-kind.size :]
 
 

@@ -49,6 +49,9 @@ def mean_score(s: ScoreSum) -> Tensor:
     return score.sum(-1) / n.sum(-1)
 
 
+vars(mean_score)["norm"] = "score"  # which `core.batch.error_of_batch` computes on an accelerator
+
+
 def mean_over_classes(s: ScoreSum) -> Tensor:
     """Return the mean over classes of the mean score in each class, `(...)`; NaN if a class has no samples."""
     return (s.score / s.n).mean(-1)

@@ -26,10 +26,10 @@ from torchcalib.core.kernel_blocks import scale_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.functional.kernel import DirichletSettings, KernelSettings
 from torchcalib.losses.base import EventPenalty, Penalty, PenaltyLoss, evaluate, event_mode, value_dtype
+from torchcalib.ops import penalties
 from torchcalib.ops.batch import without_gradient
 from torchcalib.ops.logs import root, wide_dtype
 from torchcalib.ops.pairwise import Kernel
-from torchcalib.ops.penalties import Canonical, Embedding, Squared, error
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class SimilarConfidences(EventPenalty):
         check_flag("weighted", self.weighted)
 
     @property
-    def options(self) -> Embedding:
+    def options(self) -> penalties.Embedding:
         """Options of the kernels of the error."""
-        return Embedding(self.bandwidth, self.weighted)
+        return penalties.Embedding(self.bandwidth, self.weighted)
 
     def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
         """Return the error for each batch element; see `EventPenalty.formula`."""
@@ -185,7 +185,7 @@ class CanonicalError(Penalty):
         is_checked = batch.weights is not None and batch.weights.is_floating_point()  # whether weights are whole
         if isinstance(bandwidth, str) or is_checked:
             return None
-        return _mean_over_pairs(self, batch, Canonical(self.settings.p, bandwidth))
+        return _mean_over_pairs(self, batch, penalties.Canonical(self.settings.p, bandwidth))
 
 
 @dataclass(frozen=True)
@@ -203,10 +203,10 @@ class SquaredKernelError(Penalty):
         kernel, bandwidth = self.settings.kernel, self.settings.bandwidth
         if isinstance(bandwidth, str):
             return None
-        return _mean_over_pairs(self, batch, Squared(kernel, scale_of(kernel, bandwidth)))
+        return _mean_over_pairs(self, batch, penalties.Squared(kernel, scale_of(kernel, bandwidth)))
 
 
-def _mean_over_pairs(penalty: Penalty, batch: Batch, options: Canonical | Squared) -> Tensor | None:
+def _mean_over_pairs(penalty: Penalty, batch: Batch, options: penalties.Canonical | penalties.Squared) -> Tensor | None:
     """Return a mean over pairs of rows of a batch of labels by Triton; None for other batches and devices."""
     found = columns_with_gradient(batch, penalty.from_predictions)
     if found is None:
@@ -215,7 +215,8 @@ def _mean_over_pairs(penalty: Penalty, batch: Batch, options: Canonical | Square
     values, n = columns.values, len(columns.values)
     if not options.has_kernel(n, values.numel() // n):
         return None
-    return error(values, without_gradient(columns), options, dtype, lambda values: formula(values).to(dtype))
+    others = without_gradient(columns)
+    return penalties.error(values, others, options, dtype, lambda values: formula(values).to(dtype))
 
 
 class CanonicalLoss(PenaltyLoss):

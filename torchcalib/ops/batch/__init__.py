@@ -2,8 +2,8 @@
 
 `added` adds the sums of a batch to states without waiting for the device. With Triton one launch reads binary
 predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.
-`binned_error`, `events` and `ranked` need Triton. They compute an error with its gradient, events with their gradient,
-and the samples of rank-based metrics.
+`value_with_gradient`, `events` and `ranked` need Triton. They compute an error or a mean score with its gradient,
+events with their gradient, and the samples of rank-based metrics.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import BinnedError, Columns, Plan
+from torchcalib.ops.batch.formula import BinnedError, Columns, MeanScore, Plan
 from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
@@ -21,13 +21,14 @@ from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 __all__ = [
     "BinnedError",
     "Columns",
+    "MeanScore",
     "Plan",
     "added",
-    "binned_error",
     "events",
     "ranked",
     "ranked_classes",
     "uses_triton",
+    "value_with_gradient",
     "without_gradient",
 ]
 
@@ -49,21 +50,21 @@ def uses_triton(values: Tensor, backend: Backend = "auto") -> bool:
     return choose("rows", values.device.type, values.numel(), backend) == "triton"
 
 
-def binned_error(
+def value_with_gradient(
     states: Tensor | None,
     columns: Columns,
     plan: Plan,
-    error: BinnedError,
+    wanted: BinnedError | MeanScore,
     formula: Callable[[Tensor], Tensor],
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Return an error of a batch with Triton, with its gradient, and the result of `added`.
+    """Return an error or a mean score of a batch with Triton, with its gradient, and the result of `added`.
 
     Multi-class predictions and their gradient need seven launches, binary ones four. `formula` is the same function of
     the values in differentiable operations, for derivatives of higher order.
     """
     numbers = without_gradient(columns)
-    value, after, *_ = _binned_error(columns.values, states, numbers, plan, error, formula, backend=backend)
+    value, after, *_ = _value(columns.values, states, numbers, plan, wanted, formula, backend=backend)
     return value, after
 
 
@@ -103,26 +104,28 @@ def ranked_classes(columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
     return found
 
 
-def _error_and_rows(
-    backend: Backend, _: Tensor, states: Tensor | None, columns: Columns, plan: Plan, error: BinnedError, __: Any
+def _value_and_rows(
+    backend: Backend, _: Tensor, states: Tensor | None, columns: Columns, plan: Plan, wanted: Any, __: Any
 ) -> tuple[Tensor, ...]:
-    """Return the error, states, derivatives in the sums, and the scores and top classes of multi-class rows."""
+    """Return the value, states, derivatives in the sums, and the scores and top classes of multi-class rows."""
     triton: Any = import_module(f"{__name__}.triton")
-    columns, rows = _columns_and_rows(columns, "confidence", backend)
-    return (*triton.binned_error(states, columns, rows, plan, error), *(rows or ()))
+    columns, rows = _columns_and_rows(columns, _detail(plan) if plan.scores else "confidence", backend)
+    compute = triton.binned_error if isinstance(wanted, BinnedError) else triton.mean_score
+    return (*compute(states, columns, rows, plan, wanted), *(rows or ()))
 
 
-def _gradient_of_error(
+def _gradient_of_value(
     _: Backend, arguments: list[Any], results: tuple[Tensor, ...], needed: list[int], upstream: Tensor
 ) -> list[Tensor]:
     triton: Any = import_module(f"{__name__}.triton")
-    columns, plan, error = arguments[2:5]
-    slopes, rows = results[2], results[3:]
-    given = columns, rows or None, plan.rules[0], slopes, upstream, error
-    return [triton.binned_gradient(*given) for _ in needed]
+    columns, plan, wanted = arguments[2:5]
+    slopes, rows = results[2], results[3:] or None
+    if isinstance(wanted, BinnedError):
+        return [triton.binned_gradient(columns, rows, plan.rules[0], slopes, upstream, wanted) for _ in needed]
+    return [triton.score_gradient(columns, rows, wanted, slopes, upstream) for _ in needed]
 
 
-_binned_error = fused(_error_and_rows, lambda values, *others: (others[-1](values),), _gradient_of_error)
+_value = fused(_value_and_rows, lambda values, *others: (others[-1](values),), _gradient_of_value)
 
 
 def _events_and_rows(backend: Backend, _: Tensor, columns: Columns, of_top: bool, __: Any) -> tuple[Tensor, ...]:

@@ -86,6 +86,13 @@ class BinnedError(NamedTuple):
     dtype: torch.dtype  # of the error: float32 or float64
 
 
+class MeanScore(NamedTuple):
+    """Weighted mean of a sum of `SCORES` over the valid rows of a batch."""
+
+    coefficients: tuple[float, ...]  # factors of the `SCORES`
+    sums: slice  # place of the sums of w and w s in the states after the batch
+
+
 def term_indices(rules: tuple[BinRule, ...], rule: BinRule, quantity: int) -> range:
     """Return the indices of the sums of a quantity over the bins of a rule."""
     before = sum(each.n_bins for each in rules[: rules.index(rule)])

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, BinRule, Columns, Plan, n_sums
+from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, BinRule, Columns, MeanScore, Plan, n_sums
 from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.bin_sums.triton import bin_errors, bin_of
 from torchcalib.ops.softmax_stats import triton as softmax_stats
@@ -43,7 +43,7 @@ def added(states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] |
 def binned_error(
     states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan, error: BinnedError
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `batch.binned_error` in three launches, and the derivatives of the error in the sums over bins."""
+    """Compute `batch.value_with_gradient` in three launches, and the derivatives of the error in the sums over bins."""
     after = added(states, columns, rows, plan)
     sums, n_invalid = after[error.sums].view(-1, plan.rules[0].n_bins), None if error.drops_invalid else after[:1]
     value, slopes = bin_errors(sums, error.norm, n_invalid, error.dtype)
@@ -71,6 +71,34 @@ def binned_gradient(
             *_arguments(columns, rows), slopes, upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
             int(rule.right), int(rule.of_top), error.drops_invalid, is_debiased, *flags_of(columns), _PIECE,
             num_warps=4,
+        )  # fmt: skip
+    if rows is not None:
+        softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
+    return out
+
+
+def mean_score(
+    states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan, score: MeanScore
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.value_with_gradient` in three launches, and 1 / sum of the weights."""
+    after = added(states, columns, rows, plan)
+    mean, unit = after.new_empty(()), after.new_empty(())
+    with torch.cuda.device_of(after):
+        _fill_mean[(1,)](after[score.sums], mean, unit, num_warps=1)
+    return mean, after, unit
+
+
+def score_gradient(
+    columns: Columns, rows: tuple[Tensor, Tensor] | None, score: MeanScore, unit: Tensor, upstream: Tensor
+) -> Tensor:
+    """Return the gradient of `mean_score` in the predictions, in one launch if binary, otherwise in two."""
+    values = columns.values
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    grads = out if rows is None else torch.empty_like(rows[0])
+    with torch.cuda.device_of(values):
+        _score_slope[(triton.cdiv(len(values), _PIECE),)](
+            *_arguments(columns, rows), unit, upstream, grads, len(values), columns.ignore_index or 0,
+            *score.coefficients[:4], *flags_of(columns), _PIECE, num_warps=4,
         )  # fmt: skip
     if rows is not None:
         softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
@@ -421,6 +449,58 @@ def _store_slope(values, stride, slope, out, row, used, inside, of_top, logits: 
     if out.dtype.element_ty != tl.float64:
         slope = slope.to(tl.float32)  # from which every narrower dtype can be rounded
     tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _fill_mean(sums, mean, unit):
+    """Store the mean of a score, NaN without data, and 1 / sum of the weights. One program."""
+    weight = tl.load(sums)
+    weight = tl.where(weight == 0, float("nan"), weight)
+    tl.store(mean, tl.load(sums + 1) / weight)
+    tl.store(unit, 1 / weight)
+
+
+@triton.jit(do_not_specialize=["n", "ignore"])
+def _score_slope(
+    values, tops, stride, target, label_stride, weights, weight_stride, unit, upstream, out, n, ignore,
+    of_log: tl.constexpr, of_square: tl.constexpr, of_entropy: tl.constexpr, of_confidence: tl.constexpr,
+    weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of a mean score in binary predictions, or in the scores `(4, n)` of multi-class rows."""
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+    _, _, valid = _event(values, tops, stride, row, inside, label, 1, binary, logits)
+    w, _ = weights_of(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    scale = tl.where(w == 0, 0.0, w * tl.load(unit) * tl.load(upstream).to(tl.float64))
+    if binary:
+        # Derivatives in the logit or the probability of log-probability, squared error and negative entropy
+        x = tl.load(values + row * stride, mask=inside & (w != 0), other=0).to(tl.float64)
+        y = label == 1
+        if logits:
+            e = tl.exp(-tl.abs(x))
+            spread = e / ((1 + e) * (1 + e))  # p (1 - p)
+            miss = tl.where(y == (x >= 0), e / (1 + e), 1 / (1 + e))  # |y - p|
+            log_slope = tl.where(y, miss, -miss)
+            square_slope = -2 * log_slope * spread
+            entropy_slope = _times(spread, x)
+        else:
+            own = tl.where(y, x, 1 - x)
+            log_slope = tl.where(own == 0, 0.0, tl.where(y, 1.0, -1.0) / tl.where(own == 0, 1.0, own))
+            square_slope = 2 * (x - y.to(tl.float64))
+            # log 0 has the gradient 0
+            entropy_slope = tl.where(x == 0, 0.0, _log(x) + 1)
+            entropy_slope -= tl.where(x == 1, 0.0, log1p(-tl.where(x == 1, 0.0, x)) + 1)
+        slope = of_log * log_slope + of_square * square_slope + of_entropy * entropy_slope
+        slope *= scale
+        if out.dtype.element_ty != tl.float64:
+            slope = slope.to(tl.float32)
+        tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + row, of_log * scale, mask=inside)
+        tl.store(out + n.to(tl.int64) + row, of_square * scale, mask=inside)
+        tl.store(out + 2 * n.to(tl.int64) + row, of_entropy * scale, mask=inside)
+        tl.store(out + 3 * n.to(tl.int64) + row, of_confidence * scale, mask=inside)
 
 
 @triton.jit(do_not_specialize=["n", "ignore", "of_top"])

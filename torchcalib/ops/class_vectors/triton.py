@@ -18,9 +18,10 @@ from torchcalib.ops.batch.triton import flags_of, labels_of, weights_of
 from torchcalib.ops.penalties.options import Canonical, Squared
 from torchcalib.ops.penalties.triton import number
 
-_TILE = 16  # rows of a tile, and smallest size of a matrix product
+_TILE = 16  # rows of a tile
 _BLOCK = 32  # classes that a program multiplies at a time
 _ROW = 1024  # largest number of classes of a row that a program loads at a time
+_COPIES = tl.constexpr(1024)  # numbers of copies that a program adds at a time
 _LOWEST = tl.constexpr(-1e30)  # replaces -inf, because -inf times 0 is NaN
 _BEFORE = tl.constexpr(-1.7976931348623157e308)  # maximum of no scores
 
@@ -34,11 +35,11 @@ def canonical_error(_: Tensor, columns: Columns, options: Canonical, dtype: torc
     width = options.width(n_classes)
     tiles = triton.cdiv(n, _TILE), triton.cdiv(n_classes, width)
     inner, parts = make(tiles[1], n), make(*tiles)
-    _store_vectors(columns, probs, logs, normaliser, totals, copies, bandwidth, True)
+    _store_vectors(columns, (probs, logs, normaliser, totals, copies), bandwidth, True)
     with torch.cuda.device_of(probs):
         _fill_means[tiles](
             columns.target, columns.target.stride(0), probs, logs, normaliser, copies, bandwidth, mean, log_total,
-            inner, parts, n, n_classes, options.p, _TILE, _BLOCK, width, num_warps=8,
+            inner, parts, n, n_classes, options.p, _TILE, min(_BLOCK, width), width, num_warps=8,
         )  # fmt: skip
     error, scale = _mean(parts, copies, dtype, False)
     return error, scale, probs, logs, normaliser, totals, copies, mean, log_total, inner
@@ -56,7 +57,7 @@ def canonical_gradient(
         _fill_slopes[(triton.cdiv(n, _TILE), triton.cdiv(n_classes, width))](
             columns.target, columns.target.stride(0), probs, logs, normaliser, totals, copies,
             number(options.bandwidth, probs.device), mean, log_total, inner, scale, slopes, n, n_classes, len(inner),
-            options.p, columns.from_logits, _TILE, _BLOCK, width, num_warps=8,
+            options.p, columns.from_logits, _TILE, min(_BLOCK, width), width, num_warps=8,
         )  # fmt: skip
     return _through_softmax(columns, probs, copies, slopes, upstream)
 
@@ -66,7 +67,7 @@ def squared_error(_: Tensor, columns: Columns, options: Squared, dtype: torch.dt
     n, n_classes = _shape(columns)
     make, scale = _empty(columns), number(options.scale, columns.values.device)
     probs, weights, parts = make(n, n_classes), make(n), make(triton.cdiv(n, _TILE))
-    _store_vectors(columns, probs, probs, weights, weights, weights, scale, False)
+    _store_vectors(columns, (probs, probs, weights, weights, weights), scale, False)  # fills the first and the last
     with torch.cuda.device_of(probs):
         _add_similar[(len(parts),)](
             columns.target, columns.target.stride(0), probs, weights, scale, parts, n, n_classes,
@@ -91,23 +92,14 @@ def squared_gradient(
     return _through_softmax(columns, probs, weights, slopes, upstream)
 
 
-def _store_vectors(
-    columns: Columns,
-    probs: Tensor,
-    logs: Tensor,
-    normaliser: Tensor,
-    totals: Tensor,
-    copies: Tensor,
-    bandwidth: Tensor,
-    with_density: bool,
-) -> None:
-    """Fill the probabilities of rows and the numbers of copies in one launch; see `_fill_vectors`."""
-    n, n_classes = probs.shape
+def _store_vectors(columns: Columns, out: tuple[Tensor, ...], bandwidth: Tensor, with_density: bool) -> None:
+    """Fill probabilities, log-probabilities, normalisers, sums of parameters and numbers of copies in one launch."""
+    n, n_classes = out[0].shape
     rows, block = _rows(n_classes)
-    with torch.cuda.device_of(probs):
+    with torch.cuda.device_of(bandwidth):
         _fill_vectors[(triton.cdiv(n, rows),)](
-            *_arguments(columns), probs, logs, normaliser, totals, copies, bandwidth, n, n_classes,
-            columns.ignore_index or 0, columns.tolerance, *flags_of(columns), with_density, rows, block, num_warps=4,
+            *_arguments(columns), *out, bandwidth, n, n_classes, columns.ignore_index or 0, columns.tolerance,
+            *flags_of(columns), with_density, rows, block, num_warps=4,
         )  # fmt: skip
 
 
@@ -270,11 +262,11 @@ def _fill_vectors(
 
 
 @triton.jit
-def _factor(copies, n, block: tl.constexpr):
+def _factor(copies, n):
     """Return the total number of copies, and the factor of all copies: 2 if there is a single one, otherwise 1."""
-    total = tl.zeros([block], tl.float64)
-    for start in range(0, n, block):
-        row = start + tl.arange(0, block)
+    total = tl.zeros([_COPIES], tl.float64)
+    for start in range(0, n, _COPIES):
+        row = start + tl.arange(0, _COPIES)
         total += tl.load(copies + row, mask=row < n, other=0)
     number = tl.sum(total, 0)
     factor = tl.where(number == 1, 2.0, 1.0)
@@ -289,6 +281,12 @@ def _counted(copies, row, n, factor):
 
 
 @triton.jit
+def _plus_product(a, b, total):
+    """Return `total` plus the matrix product of two float64 tiles, which old versions of `tl.dot` do not take."""
+    return total + tl.sum(a[:, :, None] * b[None, :, :], 1)
+
+
+@triton.jit
 def _scores(logs, probs, bandwidth, row, other, n, n_classes, tile: tl.constexpr, block: tl.constexpr):
     """Return the products sum_k log q_ik / bandwidth q_jk of rows i and other rows j, a tile `[i, j]`."""
     found = tl.zeros([tile, tile], tl.float64)
@@ -299,7 +297,7 @@ def _scores(logs, probs, bandwidth, row, other, n, n_classes, tile: tl.constexpr
         is_class = column < n_classes
         a = tl.load(logs + of_row, mask=(row < n)[:, None] & is_class[None, :], other=0) / bandwidth
         b = tl.load(probs + of_other, mask=(other < n)[None, :] & is_class[:, None], other=0)
-        found = tl.dot(tl.where(a < _LOWEST, _LOWEST, a), b, found, out_dtype=tl.float64)
+        found = _plus_product(tl.where(a < _LOWEST, _LOWEST, a), b, found)
     return found
 
 
@@ -317,7 +315,7 @@ def _fill_means(
     """
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     column = tl.program_id(1) * width + tl.arange(0, width)
-    _, factor = _factor(copies, n, width)
+    _, factor = _factor(copies, n)
     h = tl.load(bandwidth)
     top = tl.full([tile], _BEFORE, tl.float64)
     total = tl.zeros([tile], tl.float64)
@@ -336,7 +334,7 @@ def _fill_means(
         label = tl.load(target + other.to(tl.int64) * label_stride, mask=other < n, other=-1).to(tl.int64)
         is_label = (label[:, None] == column[None, :]).to(tl.float64)
         total = total * rescale + tl.sum(e, 1)
-        sums = tl.dot(e, is_label, sums * rescale[:, None], out_dtype=tl.float64)
+        sums = _plus_product(e, is_label, sums * rescale[:, None])
         top = new_top
     # 3. Means, and their distances from the probabilities
     inside = (row < n)[:, None] & (column < n_classes)[None, :]
@@ -364,7 +362,7 @@ def _fill_mean(parts, copies, mean, factors, n_parts, n, of_pairs: tl.constexpr,
 
     Also store 1 / this number, and the factor of all copies; see `_factor`.
     """
-    number, factor = _factor(copies, n, block)
+    number, factor = _factor(copies, n)
     if of_pairs:
         number = number * number / (factor * factor)
     total = tl.zeros([block], tl.float64)
@@ -396,7 +394,7 @@ def _similarities(
         is_class = column < n_classes
         a = tl.load(probs + of_row, mask=(row < n)[:, None] & is_class[None, :], other=0)
         b = tl.load(probs + of_other, mask=(other < n)[None, :] & is_class[:, None], other=0)
-        products = tl.dot(a, b, products, out_dtype=tl.float64)
+        products = _plus_product(a, b, products)
         gap = a[:, :, None] - b[None, :, :]
         distance += tl.sum(tl.abs(gap) if laplacian else gap * gap, 1)
     label = tl.load(target + row.to(tl.int64) * label_stride, mask=row < n, other=-1).to(tl.int64)
@@ -454,7 +452,7 @@ def _fill_similar_slopes(
         o = tl.load(probs + other.to(tl.int64)[:, None] * n_classes + column[None, :], mask=mask, other=0)
         label = tl.load(target + other.to(tl.int64) * label_stride, mask=other < n, other=-1).to(tl.int64)
         is_label = (label[:, None] == column[None, :]).to(tl.float64)
-        of_residual = tl.dot(k, is_label - o, of_residual, out_dtype=tl.float64)
+        of_residual = _plus_product(k, is_label - o, of_residual)
         gap = q[:, None, :] - o[None, :, :]
         if laplacian:
             gap = (gap > 0).to(tl.float64) - (gap < 0).to(tl.float64)
@@ -520,7 +518,7 @@ def _fill_slopes(
         d = tl.where(e == 0, 0.0, e * number[:, None] * (slope - own_inner[:, None]))
         at = other.to(tl.int64)[:, None] * n_classes + column[None, :]
         mask = (other < n)[:, None] & (column < n_classes)[None, :]
-        of_log = tl.dot(d, tl.load(probs + at, mask=mask, other=0), of_log, out_dtype=tl.float64)
+        of_log = _plus_product(d, tl.load(probs + at, mask=mask, other=0), of_log)
         # 3. The rows as j: dS_ij of the other rows i, transposed
         s = tl.trans(_scores(logs, probs, h, other, row, n, n_classes, tile, block)) + own_normaliser[:, None]
         count = tl.where(both & (o_number > 0)[None, :], number[:, None] - is_same, 0.0)
@@ -529,7 +527,7 @@ def _fill_slopes(
         d = tl.where(e == 0, 0.0, e * o_number[None, :] * (slope - o_inner[None, :]))
         log_q = tl.load(logs + at, mask=mask, other=0)
         log_q = tl.where(log_q == float("-inf"), 0.0, log_q)
-        of_prob = tl.dot(d, log_q, of_prob, out_dtype=tl.float64)
+        of_prob = _plus_product(d, log_q, of_prob)
         of_normaliser += tl.sum(d, 1)
     # 4. Derivatives in the normaliser and in the distance
     inside = (row < n)[:, None] & (column < n_classes)[None, :]

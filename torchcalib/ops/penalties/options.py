@@ -66,7 +66,7 @@ Options = SoftBins | Embedding | Canonical | Squared
 
 
 def _width(n_classes: int, most: int) -> int:
-    """Return a power of 2 from 16, the smallest size of a matrix product, to `most`."""
+    """Return a power of 2 from 16 to `most`."""
     return min(most, max(16, 1 << (n_classes - 1).bit_length()))
 
 
