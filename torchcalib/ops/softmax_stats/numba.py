@@ -125,15 +125,18 @@ def _probability_gradient(q, logs, b, c, out):
 
 
 @compiled_loop
-def _forward_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `plain.forward`."""
+def _forward_logits(values, target, scores, tops, places):
+    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `plain.forward`.
+
+    The rows of `target` are those of `values` at `places`, or all of them if it is empty.
+    """
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = target.size, values.shape[1]
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         # 1. Top class and maximum m of the row, in a separate pass: exp(x - m) cannot overflow, and no sum has to be
         #    rescaled later, unlike in an online softmax. A row of 1,000 classes stays in the cache between the passes.
-        row, h = values[i], target[i]
+        row, h = values[places[i] if places.size else i], target[i]
         top = _first_largest(row)
         largest = row[top]
         # 2. With d = x - m and e = exp d, the sums over the other classes of e (R), of e^2 (S) and of e d (P).
@@ -183,19 +186,21 @@ def _sum_of_exps(x, largest, top):
 
 
 @compiled_loop
-def _forward_many_labels(values, target, scores, tops):
+def _forward_many_labels(values, target, scores, tops, places):
     """Fill `tops`, log-probabilities and confidences like `_forward_logits`, and other scores with 0 or NaN.
 
     They need the sum R only, which is computed without arrays for a block.
     """
     values = borrowed(values)
-    n_rows, n_classes = values.shape
-    for i in range(n_rows):
-        row, h = values[i], target[i]
+    n_classes = values.shape[1]
+    for i in range(target.size):
+        k = places[i] if places.size else i
+        row, h = values[k], target[i]
         top = _first_largest(row)
         largest = row[top]
         if largest == INF:
-            _forward_logits(values[i : i + 1], target[i : i + 1], scores[:, i : i + 1], tops[i : i + 1])
+            one = slice(i, i + 1)
+            _forward_logits(values[k : k + 1], target[one], scores[:, one], tops[one], places[:0])
             continue
         rest = 0.0
         for start in range(0, n_classes, BLOCK):
@@ -304,11 +309,15 @@ def _column(x):
 
 
 @step
-def _transpose(values, x):
-    """Fill `x` `(C, LANES)` with at most `LANES` rows, so that a vector instruction processes one class of several."""
-    for i in range(len(values)):
+def _transpose(values, places, start, n, x):
+    """Fill `x` `(C, LANES)` with n <= `LANES` rows, so that a vector instruction processes one class of several."""
+    for i in range(n if places.size else 0):
         for k in range(len(x)):
-            x[k, i] = values[i, k]
+            x[k, i] = values[places[start + i], k]
+    rows = values[start : start + (0 if places.size else n)]
+    for i in range(len(rows)):
+        for k in range(len(x)):
+            x[k, i] = rows[i, k]
 
 
 @step
@@ -333,21 +342,21 @@ def _fill_scores(sums, shifts, level, found):
 
 
 @compiled_loop
-def _forward_few_logits(values, target, scores, tops, level):
+def _forward_few_logits(values, target, scores, tops, places, level):
     """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     values = borrowed(values)
-    n_rows, n_classes = values.shape
-    x, places = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
+    n_rows, n_classes = target.size, values.shape[1]
+    x, first = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
     largest, sums = _column(x), np.zeros(3 * LANES, values.dtype)
     shifts, found = np.zeros(LANES), np.zeros((4, LANES))
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
-        _transpose(values[start : start + n], x)
+        _transpose(values, places, start, n, x)
         # 1. Maximum m and first top class of each row.
         copy(x[0], largest)
-        places[:] = 0
+        first[:] = 0
         for k in range(1, n_classes):
-            _update_maximum(x[k], k, largest, places)
+            _update_maximum(x[k], k, largest, first)
         if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
         # 2. Difference d of the label. An entry of -inf has e = 0: sums then exclude the top class.
@@ -356,8 +365,8 @@ def _forward_few_logits(values, target, scores, tops, level):
             shifts[i] = np.float64(x[h, i]) - np.float64(largest[i]) if 0 <= h < n_classes else math.nan
             found[1, i] = 0.0 if 0 <= h < n_classes else math.nan
         for i in range(n):
-            x[places[i], i] = -INF
-            tops[start + i] = places[i]
+            x[first[i], i] = -INF
+            tops[start + i] = first[i]
         # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
         sums[:] = ZERO
         for k in range(n_classes):
@@ -383,15 +392,15 @@ def _fill_log_probs(rest, shifts, out):
 
 
 @compiled_loop
-def _forward_few_labels(values, target, scores, _):
+def _forward_few_labels(values, target, scores, _, places):
     """Fill `scores[0]` with log q_h as `_forward_few_logits` does. This needs no top class, and only one sum."""
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = target.size, values.shape[1]
     x = np.zeros((n_classes, LANES), values.dtype)
     largest, shifts, rest, log_probs = _column(x), _column(x), _column(x), np.empty(LANES)
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
-        _transpose(values[start : start + n], x)
+        _transpose(values, places, start, n, x)
         copy(x[0], largest)
         for k in range(1, n_classes):
             _update_largest(x[k], largest)
@@ -421,13 +430,13 @@ def _count_negative(x):
 
 
 @compiled_loop
-def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
+def _forward_probabilities(values, target, scores, tops, places, tolerance, with_entropy):
     """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `plain.forward`."""
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_classes = values.shape[1]
     buffer = np.zeros(BLOCK, values.dtype)
-    for i in range(n_rows):
-        row, h = values[i], target[i]
+    for i in range(target.size):
+        row, h = values[places[i] if places.size else i], target[i]
         # 1. Start the sums of q and q log q with the top entry.
         top = _first_largest(row)
         q_top = np.float64(row[top])
@@ -491,13 +500,13 @@ def _sums_of_row(row):
 
 
 @compiled_loop
-def _forward_few_probabilities(values, target, scores, tops, tolerance, with_entropy):
+def _forward_few_probabilities(values, target, scores, tops, places, tolerance, with_entropy):
     """Fill `scores` and `tops` like `_forward_probabilities`, for few classes.
 
     Logarithms are computed by vector instructions that span 64 rows.
     """
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = target.size, values.shape[1]
     x = np.ones((n_classes, LANES), values.dtype)
     logs, entropies = _column(x), _column(x)
     at_label, log_labels = np.ones(LANES), np.empty(LANES)
@@ -506,9 +515,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
         # 1. Sum of q log q. The rows are transposed, so that a vector instruction processes one class of several rows.
         #    With at most 48 classes, float32 sums are accurate enough. NaN makes the sum NaN.
         if with_entropy:
-            for i in range(n):
-                for k in range(n_classes):
-                    x[k, i] = values[start + i, k]
+            _transpose(values, places, start, n, x)
             entropies[:] = ZERO
             for k in range(n_classes):
                 _fill_logs_of_rows(x[k], logs)
@@ -516,11 +523,13 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
         # 2. log q_h
         for i in range(n):
             h = target[start + i]
-            at_label[i] = values[start + i, h] if 0 <= h < n_classes else math.nan
+            row = places[start + i] if places.size else start + i
+            at_label[i] = values[row, h] if 0 <= h < n_classes else math.nan
         _fill_logs_of_rows(at_label, log_labels)
         for i in range(n):
             # 3. Sums of the row, and scores as in `_forward_probabilities`, in float64.
-            top, q_top, least, rest, squares = _sums_of_row(values[start + i])
+            row = places[start + i] if places.size else start + i
+            top, q_top, least, rest, squares = _sums_of_row(values[row])
             h, q_h = target[start + i], at_label[i]
             tops[start + i] = top
             valid = abs(q_top + rest - 1) <= tolerance and q_top <= 1 and least >= 0
@@ -605,6 +614,7 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
+_ALL = np.empty(0, np.int64)  # places of all rows
 _LEVELS: dict[Detail, int] = {"classes": 0, "top": 0, "label": 1, "confidence": 1, "squares": 2, "entropy": 2}
 """Work of the loop over few classes: confidences, log-probabilities of labels, and all scores."""
 
@@ -626,7 +636,8 @@ def forward(
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
     loop, options = _loop_for(from_logits, n_classes, tolerance, detail)
-    by_rows(loop, values, [x.numpy() for x in (target.contiguous(), scores, top)], options)
+    columns = *(x.numpy() for x in (target.contiguous(), scores, top)), _ALL
+    by_rows(loop, values, columns, options)
     return scores, top
 
 
@@ -692,10 +703,18 @@ def _fill_outcomes_and_totals(scores, tops, target, weights, groups, only_labels
 
 
 def labelled_rows(
-    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
+    values: Any,
+    target: Any,
+    from_logits: bool,
+    tolerance: float,
+    detail: Detail,
+    weights: Any,
+    groups: Any,
+    n: int,
+    places: Any = None,
 ) -> tuple[Any, Any, Any, Any] | None:
     """Return confidences, outcomes, top classes and totals as `plain.labelled_rows` does."""
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = len(target), values.shape[1]
     rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
     loop, options = _loop_for(from_logits, n_classes, tolerance, detail)
     if n_classes > FEW_CLASSES:  # loops over few classes transpose blocks, and thus read any layout
@@ -704,12 +723,14 @@ def labelled_rows(
 
     def fill(begin: int, end: int) -> None:
         part = slice(begin, end)
-        loop(values[part], target[part], rows[:, part], tops[part], *options)
+        some, at = (values[part], _ALL) if places is None else (values, places[part])
+        loop(some, target[part], rows[:, part], tops[part], at, *options)
 
-    if values.size < 2 * LOGITS_PER_RANGE:
-        loop(values, target, rows, tops, *options)
+    n_values = n_rows * n_classes
+    if n_values < 2 * LOGITS_PER_RANGE:
+        loop(values, target, rows, tops, _ALL if places is None else places, *options)
     else:
-        in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
+        in_threads(fill, n_rows, n_values, LOGITS_PER_RANGE)
     outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((6, n))
     columns = rows, tops, target, weights, groups
     is_valid = _fill_outcomes_and_totals(*columns, detail == "label", outcomes, totals)
