@@ -30,7 +30,6 @@ from torchcalib.ops.numba_math import (
     compiled_loop,
     copy,
     exp,
-    fill_exps,
     fill_limits,
     fill_logs,
     float_of_bits,
@@ -44,11 +43,19 @@ from torchcalib.ops.threads import in_threads
 
 
 @step
-def _extreme_bits(x):
-    most = least = bits_of(x[0])
+def _most_bits(x):
+    most = bits_of(x[0])
     for k in range(x.size):
-        most, least = max(most, bits_of(x[k])), min(least, bits_of(x[k]))
-    return most, least
+        most = max(most, bits_of(x[k]))
+    return most
+
+
+@step
+def _least_bits(x):
+    least = bits_of(x[0])
+    for k in range(x.size):
+        least = min(least, bits_of(x[k]))
+    return least
 
 
 @step
@@ -68,8 +75,8 @@ def _first_largest(row):
     The maximum is computed from the bits of the entries, because the float maximum does not compile to vector
     instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
-    most, least = _extreme_bits(row)
-    largest = float_of_bits(most if most >= 0 else least)
+    most = _most_bits(row)
+    largest = float_of_bits(most if most >= 0 else _least_bits(row))
     for start in range(0, row.size, BLOCK):
         part = row[start : start + BLOCK]
         k = _first_equal(part, largest)
@@ -109,11 +116,12 @@ def _fill_scaled_exps(x, top, alpha, shifted, exps):
 
 
 @step
-def _logit_gradient(shifted, exps, scale, a, b, c, out):
-    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `plain.backward` defines a, b and c."""
-    for k in range(exps.size):
-        q = exps[k] * scale
-        out[k] = q * (a + b * q + c * shifted[k])
+def _logit_gradient(x, largest, scale, a, b, c, out):
+    """Fill `out` with q (a + b q + c d) for d = x - largest, q = scale * exp d; `plain.backward` defines a, b and c."""
+    for k in range(x.size):
+        d = clipped(x[k] - largest)
+        q = exp(d) * scale
+        out[k] = q * (a + b * q + c * d)
 
 
 @step
@@ -122,6 +130,21 @@ def _probability_gradient(q, logs, b, c, out):
     for k in range(q.size):
         slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
+
+
+@lanes
+def _sums_of_exps(x, largest, top):
+    """Return the sums of e, e^2 and e d over a block without the entry `top`, for d = x - largest and e = exp d."""
+    zero = x.dtype.type(0)
+    once, square, product = zero, zero, zero
+    for k in range(x.size):
+        d = clipped(x[k] - largest)
+        # The top entry has e = 1. Adding it to float32 sums would round small entries to 0.
+        e = zero if np.int32(k) == top else exp(d)
+        once += e
+        square += e * e
+        product += e * d
+    return once, square, product
 
 
 @compiled_loop
@@ -143,15 +166,14 @@ def _forward_logits(values, target, scores, tops, places):
         rest, squares, product = 0.0, 0.0, 0.0  # sums that exclude the top entry, whose exp is 1
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
-            y, e = shifted[: x.size], exps[: x.size]
             if largest == INF:
+                y, e = shifted[: x.size], exps[: x.size]
                 fill_limits(x, y, e)
+                if start <= top < start + x.size:
+                    e[top - start] = ZERO
+                sums = _sums(e, y)
             else:
-                fill_exps(x, largest, y, e)
-            # The top entry has e = 1. Adding it to float32 sums would round small entries to 0.
-            if start <= top < start + x.size and e[top - start] == ONE:
-                e[top - start] = ZERO
-            sums = _sums(e, y)
+                sums = _sums_of_exps(x, largest, np.int32(top - start))
             rest += sums[0]
             squares += sums[1]
             product += sums[2]
@@ -549,7 +571,6 @@ def _backward_logits(values, target, scores, tops, grads, out):
     values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
-    shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         row, h, top = values[i], target[i], tops[i]
         grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
@@ -565,12 +586,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
         a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
         b = 2 * grad_square
         # 2. All classes in the dtype of the row, with q = q_top exp d: no sum over the row is computed again.
-        for start in range(0, n_classes, BLOCK):
-            x = row[start : start + BLOCK]
-            y, e = shifted[: x.size], exps[: x.size]
-            fill_exps(x, row[top], y, e)
-            coefficients = number(q_top), number(a), number(b), number(grad_entropy)
-            _logit_gradient(y, e, *coefficients, out[i, start : start + BLOCK])
+        _logit_gradient(row, row[top], number(q_top), number(a), number(b), number(grad_entropy), out[i])
         # 3. Top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
         at_top = q_top * (a + b * q_top) + grad_confidence * q_top
         at_label = grad_log - b * q_h
