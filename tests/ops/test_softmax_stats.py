@@ -12,6 +12,7 @@ from helpers.rows import close, definition, equal, layouts, rows_with_invalid_di
 from processes import quick_environment, run_together
 
 from torchcalib.ops.bin_sums import class_bins
+from torchcalib.ops.dispatch import implementation
 from torchcalib.ops.softmax_stats import Rows, rows
 
 CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49 classes select other loops
@@ -386,3 +387,24 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=True)
     outputs = 25_000 * (4 * 8 + 8) * 3  # scores, bin sums of similar size, and their copies
     assert int(done.stdout) * 1024 < 10e6 + outputs
+
+
+@of_either_input
+@pytest.mark.parametrize("share", [0.05, 0.9])
+@pytest.mark.parametrize("n_classes", [3, 17, 60])
+@of_backends
+def test_rows_at_places_have_the_statistics_of_a_copy_of_them(backend, n_classes, share, from_logits):
+    values, target = sample(3000, n_classes, from_logits, torch.float32)
+    keep = torch.rand(3000, generator=torch.Generator().manual_seed(0)) < share
+    values[~keep], target[~keep] = torch.nan, -100
+    values[keep.nonzero()[7]] = torch.eye(n_classes)[0].log() if from_logits else torch.eye(n_classes)[0]
+    labels, places = target[keep].numpy(), keep.nonzero().squeeze(1).numpy()
+    source, options = implementation("rows", backend), (from_logits, 1e-3, "entropy", None, None, 1)
+    expected = source.labelled_rows(values[keep].numpy(), labels, *options)
+    for layout in (values, values.T.contiguous().T):
+        found = source.labelled_rows(layout.numpy(), labels, *options, places)
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(x), torch.from_numpy(y), rtol=1e-12, atol=1e-12)
+    bad = values.clone()
+    bad[places[3], 1] = torch.nan
+    assert source.labelled_rows(bad.numpy(), labels, *options, places) is None

@@ -242,7 +242,7 @@ class EqualWidthBins(EventSums[BinStats]):
             return False
         tensors: list[Any] = [
             None if x is None else torch.from_numpy(x)
-            for x in (piece.values, piece.label, piece.weights, piece.top, piece.confidence)
+            for x in (piece.rows, piece.label, piece.weights, piece.top, piece.confidence)
         ]
         sums += class_sums("auto", *tensors, piece.from_logits, bins).numpy()  # type: ignore[call-arg]  # 5 tensors
         return True

@@ -51,7 +51,7 @@ _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
 class Piece(NamedTuple):
     """Rows of a batch as numpy arrays, without rows of weight 0, and without ignored ones unless `ignored` is given."""
 
-    values: Any  # predictions `(n,)` or `(n, C)`, float32 or float64; those of binary rows are unchecked
+    values: Any  # predictions `(n,)`, or `(N, C)` at `places`, float32 or float64; those of binary rows are unchecked
     label: Any  # int64 `(n,)`; those of binary rows are unchecked
     # Event of each row: y=1 for binary predictions, and that the top class is the label for multi-class predictions.
     # Multi-class outcomes are uint8. With the detail "label", events are undefined. With `has_columns`, they are None.
@@ -69,17 +69,25 @@ class Piece(NamedTuple):
     ignored: int | None  # label of the rows to leave out, whose values may be invalid
     # Whether probabilities are in the order of classes in memory, without events. Values and labels are unchecked.
     has_columns: bool = False
+    places: Any = None  # place in `values` of each multi-class row; None if `values` are the rows
+
+    @property
+    def rows(self) -> Any:
+        """Predictions of the rows, copied if others are between them."""
+        return self.values if self.places is None else self.values.take(self.places, 0)
 
     def by_group(self) -> "Iterator[Piece]":
         """Yield the rows of each part as a piece without totals."""
         order = self.groups.argsort(kind="stable")
         begins = np.searchsorted(self.groups[order], np.arange(self.n_groups + 1))
-        names = ("values", "label", "confidence", "outcome", "top", "weights")
+        names = ("label", "confidence", "outcome", "top", "weights")
         columns = {name: x for name in names if (x := getattr(self, name)) is not None}
         for group, (begin, end) in enumerate(pairwise(begins.tolist())):
             rows = order[begin:end]
             if len(rows):
                 of_group: Any = {name: x[rows] for name, x in columns.items()}
+                places = rows if self.places is None else self.places[rows]
+                of_group |= {"places": places} if self.top is not None else {"values": self.values[rows]}
                 yield self._replace(**of_group, totals=None, groups=None, n_groups=1, only_group=group)
 
     def weight_in_groups(self) -> Any:
@@ -128,11 +136,6 @@ class LabelledRows(NamedTuple):
     n_classes: int  # 1 if binary
 
     @property
-    def has_columns(self) -> bool:
-        """Whether pieces contain more than values and labels, or not all rows."""
-        return self.weights is not None or self.parts is not None or self.input_format.ignore_index is not None
-
-    @property
     def has_loops(self) -> bool:
         """Whether compiled loops read the pieces, of which our threads read several at a time."""
         return choose("rows" if self.n_classes > 1 else "events", "cpu", self.label.size * self.n_classes) == "numba"
@@ -143,11 +146,11 @@ class LabelledRows(NamedTuple):
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
         n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
         n_rows, n_values, shares = max(_ROWS, _PER_PART * n_parts), _VALUES, _SHARES
-        # Whether any range of rows is a piece without a copy
-        is_ready = not self.has_columns and self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous
+        is_ready = self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous  # needs no copy of the values
         if not self.has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
             n_values, shares = self.preds.size if is_ready else 2 * _VALUES, 1
-        if is_ready and self.axis is None and n_adders == 1 and self.label.dtype == _INT64:
+        has_columns = self.weights is not None or self.parts is not None or self.input_format.ignore_index is not None
+        if is_ready and not has_columns and self.axis is None and n_adders == 1 and self.label.dtype == _INT64:
             # Code that reads each row once needs no small pieces, whose calls take time.
             n_rows = n_values = min(max(_FEWEST, -(-self.label.size // shares)), _TOGETHER)
         most_in_item = _LARGE_ITEM if is_by_item else _ROWS
@@ -174,15 +177,18 @@ class LabelledRows(NamedTuple):
             if y.min() == _NO_LABEL:
                 return None
             y, w = np.where(w, y, ignored), None
+        # Rows of several classes are not copied, but read at their places.
+        values, places = x, None
+        x = None if self.axis is not None and not has_columns else x
         if ignored is not None and not (keeps_ignored and w is None):
-            x, y, w, keys = _kept(y != ignored, x, y, w, keys)
+            places, x, y, w, keys = _kept(y != ignored, places, x, y, w, keys)
             ignored = None
         if w is not None and len(w):
             least = w.min().item()  # NaN if a weight is NaN
             if not (least >= 0 and (self.copies or w.max().item() <= MOST_WEIGHT)):
                 return None
             if least < LEAST_WEIGHT:
-                x, y, w, keys = _kept(w != 0, x, y, w, keys)
+                places, x, y, w, keys = _kept(w != 0, places, x, y, w, keys)
                 if len(w) and w.min().item() < LEAST_WEIGHT:
                     return None
             w = w.astype(np.float64, copy=False)
@@ -200,7 +206,8 @@ class LabelledRows(NamedTuple):
             elif parts.n > _MAX_PARTS:
                 return None
             else:
-                x, y, w, groups = (x, y, w, groups) if is_known else _kept(groups >= 0, x, y, w, groups)
+                if not is_known:
+                    places, x, y, w, groups = _kept(groups >= 0, places, x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
         columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values, ignored
@@ -217,8 +224,9 @@ class LabelledRows(NamedTuple):
             return Piece(x, y, None, None, None, None, *columns)._replace(has_columns=True) if is_valid else None
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
-        found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)
-        return None if found is None else Piece(x, y, *found, *columns)
+        options = input_format.from_logits, tolerance, detail
+        found = source.labelled_rows(values, y, *options, w, groups, n_groups, places)
+        return None if found is None else Piece(values, y, *found, *columns)._replace(places=places)
 
     def _columns(self, place: _Place) -> tuple[Any, Any, Any, Any]:
         """Return predictions `(n,)` or `(n, C)`, labels, weights and keys of a piece.
@@ -460,16 +468,21 @@ def _ranges(n: int, most: int, shares: int) -> list[tuple[int, int]]:
     return [(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)]
 
 
-def _kept(keep: Any, *columns: Any) -> Sequence[Any]:
-    """Return the entries of columns where `keep` is True. A key that all rows share has another length."""
-    if keep.all():
-        return columns
-    removed = np.flatnonzero(~keep)
-    if len(removed) > _FEW_REMOVED:
-        rows = np.flatnonzero(keep)
-        return [x if x is None or len(x) != len(keep) else x.take(rows, 0) for x in columns]
-    runs = [slice(begin + 1, end) for begin, end in pairwise([-1, *removed.tolist(), len(keep)])]
-    return [x if x is None or len(x) != len(keep) else np.concatenate([x[run] for run in runs]) for x in columns]
+def _kept(keep: Any, places: Any, *columns: Any) -> Sequence[Any]:
+    """Return the places, None for all, and the entries of columns where `keep` is True.
+
+    A key that all rows share has another length.
+    """
+    rows = np.flatnonzero(keep)
+    n_removed = len(keep) - len(rows)
+    if not n_removed:
+        return places, *columns
+    places = rows if places is None else places[rows]
+    if n_removed > _FEW_REMOVED:
+        return places, *(x if x is None or len(x) != len(keep) else x.take(rows, 0) for x in columns)
+    runs = [slice(begin + 1, end) for begin, end in pairwise([-1, *np.flatnonzero(~keep).tolist(), len(keep)])]
+    copies = (x if x is None or len(x) != len(keep) else np.concatenate([x[run] for run in runs]) for x in columns)
+    return places, *copies
 
 
 def detail_of(accumulators: Iterable[Any], task: Task) -> "Detail":

@@ -30,7 +30,6 @@ from torchcalib.ops.numba_math import (
     compiled_loop,
     copy,
     exp,
-    fill_exps,
     fill_limits,
     fill_logs,
     float_of_bits,
@@ -44,11 +43,19 @@ from torchcalib.ops.threads import in_threads
 
 
 @step
-def _extreme_bits(x):
-    most = least = bits_of(x[0])
+def _most_bits(x):
+    most = bits_of(x[0])
     for k in range(x.size):
-        most, least = max(most, bits_of(x[k])), min(least, bits_of(x[k]))
-    return most, least
+        most = max(most, bits_of(x[k]))
+    return most
+
+
+@step
+def _least_bits(x):
+    least = bits_of(x[0])
+    for k in range(x.size):
+        least = min(least, bits_of(x[k]))
+    return least
 
 
 @step
@@ -68,8 +75,8 @@ def _first_largest(row):
     The maximum is computed from the bits of the entries, because the float maximum does not compile to vector
     instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
-    most, least = _extreme_bits(row)
-    largest = float_of_bits(most if most >= 0 else least)
+    most = _most_bits(row)
+    largest = float_of_bits(most if most >= 0 else _least_bits(row))
     for start in range(0, row.size, BLOCK):
         part = row[start : start + BLOCK]
         k = _first_equal(part, largest)
@@ -109,11 +116,12 @@ def _fill_scaled_exps(x, top, alpha, shifted, exps):
 
 
 @step
-def _logit_gradient(shifted, exps, scale, a, b, c, out):
-    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `plain.backward` defines a, b and c."""
-    for k in range(exps.size):
-        q = exps[k] * scale
-        out[k] = q * (a + b * q + c * shifted[k])
+def _logit_gradient(x, largest, scale, a, b, c, out):
+    """Fill `out` with q (a + b q + c d) for d = x - largest, q = scale * exp d; `plain.backward` defines a, b and c."""
+    for k in range(x.size):
+        d = clipped(x[k] - largest)
+        q = exp(d) * scale
+        out[k] = q * (a + b * q + c * d)
 
 
 @step
@@ -124,31 +132,48 @@ def _probability_gradient(q, logs, b, c, out):
         out[k] = b * q[k] + c * slope
 
 
+@lanes
+def _sums_of_exps(x, largest, top):
+    """Return the sums of e, e^2 and e d over a block without the entry `top`, for d = x - largest and e = exp d."""
+    zero = x.dtype.type(0)
+    once, square, product = zero, zero, zero
+    for k in range(x.size):
+        d = clipped(x[k] - largest)
+        # The top entry has e = 1. Adding it to float32 sums would round small entries to 0.
+        e = zero if np.int32(k) == top else exp(d)
+        once += e
+        square += e * e
+        product += e * d
+    return once, square, product
+
+
 @compiled_loop
-def _forward_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `plain.forward`."""
+def _forward_logits(values, target, scores, tops, places):
+    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `plain.forward`.
+
+    The rows of `target` are those of `values` at `places`, or all of them if it is empty.
+    """
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = target.size, values.shape[1]
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         # 1. Top class and maximum m of the row, in a separate pass: exp(x - m) cannot overflow, and no sum has to be
         #    rescaled later, unlike in an online softmax. A row of 1,000 classes stays in the cache between the passes.
-        row, h = values[i], target[i]
+        row, h = values[places[i] if places.size else i], target[i]
         top = _first_largest(row)
         largest = row[top]
         # 2. With d = x - m and e = exp d, the sums over the other classes of e (R), of e^2 (S) and of e d (P).
         rest, squares, product = 0.0, 0.0, 0.0  # sums that exclude the top entry, whose exp is 1
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
-            y, e = shifted[: x.size], exps[: x.size]
             if largest == INF:
+                y, e = shifted[: x.size], exps[: x.size]
                 fill_limits(x, y, e)
+                if start <= top < start + x.size:
+                    e[top - start] = ZERO
+                sums = _sums(e, y)
             else:
-                fill_exps(x, largest, y, e)
-            # The top entry has e = 1. Adding it to float32 sums would round small entries to 0.
-            if start <= top < start + x.size and e[top - start] == ONE:
-                e[top - start] = ZERO
-            sums = _sums(e, y)
+                sums = _sums_of_exps(x, largest, np.int32(top - start))
             rest += sums[0]
             squares += sums[1]
             product += sums[2]
@@ -183,19 +208,21 @@ def _sum_of_exps(x, largest, top):
 
 
 @compiled_loop
-def _forward_many_labels(values, target, scores, tops):
+def _forward_many_labels(values, target, scores, tops, places):
     """Fill `tops`, log-probabilities and confidences like `_forward_logits`, and other scores with 0 or NaN.
 
     They need the sum R only, which is computed without arrays for a block.
     """
     values = borrowed(values)
-    n_rows, n_classes = values.shape
-    for i in range(n_rows):
-        row, h = values[i], target[i]
+    n_classes = values.shape[1]
+    for i in range(target.size):
+        k = places[i] if places.size else i
+        row, h = values[k], target[i]
         top = _first_largest(row)
         largest = row[top]
         if largest == INF:
-            _forward_logits(values[i : i + 1], target[i : i + 1], scores[:, i : i + 1], tops[i : i + 1])
+            one = slice(i, i + 1)
+            _forward_logits(values[k : k + 1], target[one], scores[:, one], tops[one], places[:0])
             continue
         rest = 0.0
         for start in range(0, n_classes, BLOCK):
@@ -304,11 +331,15 @@ def _column(x):
 
 
 @step
-def _transpose(values, x):
-    """Fill `x` `(C, LANES)` with at most `LANES` rows, so that a vector instruction processes one class of several."""
-    for i in range(len(values)):
+def _transpose(values, places, start, n, x):
+    """Fill `x` `(C, LANES)` with n <= `LANES` rows, so that a vector instruction processes one class of several."""
+    for i in range(n if places.size else 0):
         for k in range(len(x)):
-            x[k, i] = values[i, k]
+            x[k, i] = values[places[start + i], k]
+    rows = values[start : start + (0 if places.size else n)]
+    for i in range(len(rows)):
+        for k in range(len(x)):
+            x[k, i] = rows[i, k]
 
 
 @step
@@ -333,21 +364,21 @@ def _fill_scores(sums, shifts, level, found):
 
 
 @compiled_loop
-def _forward_few_logits(values, target, scores, tops, level):
+def _forward_few_logits(values, target, scores, tops, places, level):
     """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     values = borrowed(values)
-    n_rows, n_classes = values.shape
-    x, places = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
+    n_rows, n_classes = target.size, values.shape[1]
+    x, first = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
     largest, sums = _column(x), np.zeros(3 * LANES, values.dtype)
     shifts, found = np.zeros(LANES), np.zeros((4, LANES))
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
-        _transpose(values[start : start + n], x)
+        _transpose(values, places, start, n, x)
         # 1. Maximum m and first top class of each row.
         copy(x[0], largest)
-        places[:] = 0
+        first[:] = 0
         for k in range(1, n_classes):
-            _update_maximum(x[k], k, largest, places)
+            _update_maximum(x[k], k, largest, first)
         if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
         # 2. Difference d of the label. An entry of -inf has e = 0: sums then exclude the top class.
@@ -356,8 +387,8 @@ def _forward_few_logits(values, target, scores, tops, level):
             shifts[i] = np.float64(x[h, i]) - np.float64(largest[i]) if 0 <= h < n_classes else math.nan
             found[1, i] = 0.0 if 0 <= h < n_classes else math.nan
         for i in range(n):
-            x[places[i], i] = -INF
-            tops[start + i] = places[i]
+            x[first[i], i] = -INF
+            tops[start + i] = first[i]
         # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
         sums[:] = ZERO
         for k in range(n_classes):
@@ -383,15 +414,15 @@ def _fill_log_probs(rest, shifts, out):
 
 
 @compiled_loop
-def _forward_few_labels(values, target, scores, _):
+def _forward_few_labels(values, target, scores, _, places):
     """Fill `scores[0]` with log q_h as `_forward_few_logits` does. This needs no top class, and only one sum."""
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = target.size, values.shape[1]
     x = np.zeros((n_classes, LANES), values.dtype)
     largest, shifts, rest, log_probs = _column(x), _column(x), _column(x), np.empty(LANES)
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
-        _transpose(values[start : start + n], x)
+        _transpose(values, places, start, n, x)
         copy(x[0], largest)
         for k in range(1, n_classes):
             _update_largest(x[k], largest)
@@ -421,13 +452,13 @@ def _count_negative(x):
 
 
 @compiled_loop
-def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
+def _forward_probabilities(values, target, scores, tops, places, tolerance, with_entropy):
     """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `plain.forward`."""
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_classes = values.shape[1]
     buffer = np.zeros(BLOCK, values.dtype)
-    for i in range(n_rows):
-        row, h = values[i], target[i]
+    for i in range(target.size):
+        row, h = values[places[i] if places.size else i], target[i]
         # 1. Start the sums of q and q log q with the top entry.
         top = _first_largest(row)
         q_top = np.float64(row[top])
@@ -491,13 +522,13 @@ def _sums_of_row(row):
 
 
 @compiled_loop
-def _forward_few_probabilities(values, target, scores, tops, tolerance, with_entropy):
+def _forward_few_probabilities(values, target, scores, tops, places, tolerance, with_entropy):
     """Fill `scores` and `tops` like `_forward_probabilities`, for few classes.
 
     Logarithms are computed by vector instructions that span 64 rows.
     """
     values = borrowed(values)
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = target.size, values.shape[1]
     x = np.ones((n_classes, LANES), values.dtype)
     logs, entropies = _column(x), _column(x)
     at_label, log_labels = np.ones(LANES), np.empty(LANES)
@@ -506,9 +537,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
         # 1. Sum of q log q. The rows are transposed, so that a vector instruction processes one class of several rows.
         #    With at most 48 classes, float32 sums are accurate enough. NaN makes the sum NaN.
         if with_entropy:
-            for i in range(n):
-                for k in range(n_classes):
-                    x[k, i] = values[start + i, k]
+            _transpose(values, places, start, n, x)
             entropies[:] = ZERO
             for k in range(n_classes):
                 _fill_logs_of_rows(x[k], logs)
@@ -516,11 +545,13 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
         # 2. log q_h
         for i in range(n):
             h = target[start + i]
-            at_label[i] = values[start + i, h] if 0 <= h < n_classes else math.nan
+            row = places[start + i] if places.size else start + i
+            at_label[i] = values[row, h] if 0 <= h < n_classes else math.nan
         _fill_logs_of_rows(at_label, log_labels)
         for i in range(n):
             # 3. Sums of the row, and scores as in `_forward_probabilities`, in float64.
-            top, q_top, least, rest, squares = _sums_of_row(values[start + i])
+            row = places[start + i] if places.size else start + i
+            top, q_top, least, rest, squares = _sums_of_row(values[row])
             h, q_h = target[start + i], at_label[i]
             tops[start + i] = top
             valid = abs(q_top + rest - 1) <= tolerance and q_top <= 1 and least >= 0
@@ -540,7 +571,6 @@ def _backward_logits(values, target, scores, tops, grads, out):
     values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
-    shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         row, h, top = values[i], target[i], tops[i]
         grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
@@ -556,12 +586,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
         a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
         b = 2 * grad_square
         # 2. All classes in the dtype of the row, with q = q_top exp d: no sum over the row is computed again.
-        for start in range(0, n_classes, BLOCK):
-            x = row[start : start + BLOCK]
-            y, e = shifted[: x.size], exps[: x.size]
-            fill_exps(x, row[top], y, e)
-            coefficients = number(q_top), number(a), number(b), number(grad_entropy)
-            _logit_gradient(y, e, *coefficients, out[i, start : start + BLOCK])
+        _logit_gradient(row, row[top], number(q_top), number(a), number(b), number(grad_entropy), out[i])
         # 3. Top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
         at_top = q_top * (a + b * q_top) + grad_confidence * q_top
         at_label = grad_log - b * q_h
@@ -605,6 +630,7 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
+_ALL = np.empty(0, np.int64)  # places of all rows
 _LEVELS: dict[Detail, int] = {"classes": 0, "top": 0, "label": 1, "confidence": 1, "squares": 2, "entropy": 2}
 """Work of the loop over few classes: confidences, log-probabilities of labels, and all scores."""
 
@@ -626,7 +652,8 @@ def forward(
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
     loop, options = _loop_for(from_logits, n_classes, tolerance, detail)
-    by_rows(loop, values, [x.numpy() for x in (target.contiguous(), scores, top)], options)
+    columns = *(x.numpy() for x in (target.contiguous(), scores, top)), _ALL
+    by_rows(loop, values, columns, options)
     return scores, top
 
 
@@ -692,10 +719,18 @@ def _fill_outcomes_and_totals(scores, tops, target, weights, groups, only_labels
 
 
 def labelled_rows(
-    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
+    values: Any,
+    target: Any,
+    from_logits: bool,
+    tolerance: float,
+    detail: Detail,
+    weights: Any,
+    groups: Any,
+    n: int,
+    places: Any = None,
 ) -> tuple[Any, Any, Any, Any] | None:
     """Return confidences, outcomes, top classes and totals as `plain.labelled_rows` does."""
-    n_rows, n_classes = values.shape
+    n_rows, n_classes = len(target), values.shape[1]
     rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
     loop, options = _loop_for(from_logits, n_classes, tolerance, detail)
     if n_classes > FEW_CLASSES:  # loops over few classes transpose blocks, and thus read any layout
@@ -704,12 +739,14 @@ def labelled_rows(
 
     def fill(begin: int, end: int) -> None:
         part = slice(begin, end)
-        loop(values[part], target[part], rows[:, part], tops[part], *options)
+        some, at = (values[part], _ALL) if places is None else (values, places[part])
+        loop(some, target[part], rows[:, part], tops[part], at, *options)
 
-    if values.size < 2 * LOGITS_PER_RANGE:
-        loop(values, target, rows, tops, *options)
+    n_values = n_rows * n_classes
+    if n_values < 2 * LOGITS_PER_RANGE:
+        loop(values, target, rows, tops, _ALL if places is None else places, *options)
     else:
-        in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
+        in_threads(fill, n_rows, n_values, LOGITS_PER_RANGE)
     outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((6, n))
     columns = rows, tops, target, weights, groups
     is_valid = _fill_outcomes_and_totals(*columns, detail == "label", outcomes, totals)

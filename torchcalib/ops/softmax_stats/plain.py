@@ -53,15 +53,34 @@ def forward(
 
 
 def labelled_rows(
-    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
+    values: Any,
+    target: Any,
+    from_logits: bool,
+    tolerance: float,
+    detail: Detail,
+    weights: Any,
+    groups: Any,
+    n: int,
+    places: Any = None,
 ) -> tuple[Any, Any, Any, Any] | None:
     """Return confidences, outcomes, top classes and totals of rows; None if a row or a label is invalid.
 
     All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, n), or None for n = 1.
-    Outcomes are whether the top class is the label, uint8. Totals `(6, n)` are sums of the first four statistics of
-    `Rows`, of the outcomes and of the weights in each group. Statistics beyond `detail` are undefined.
+    The rows are those of `values` at `places`, in increasing order, or all of them if it is None. Outcomes are whether
+    the top class is the label, uint8. Totals `(6, n)` are sums of the first four statistics of `Rows`, of the outcomes
+    and of the weights in each group. Statistics beyond `detail` are undefined.
     """
-    scores, top = of_array(values, target, from_logits, tolerance, detail)
+    if places is None or class_axis(values.shape[1]) == 0:  # which copies rows in any case
+        scores, top = of_array(values, target, from_logits, tolerance, detail, places)
+    elif 2 * len(places) < len(values):
+        blocks = blocks_of(len(places), values.shape[1], _CONVERTED)
+        found = [of_array(values[places[k]], target[k], from_logits, tolerance, detail) for k in blocks]
+        scores, top = (np.concatenate(columns, -1) for columns in zip(*found, strict=True))
+    else:  # rows that are left out take less time than a copy of the others
+        label = np.zeros(len(values), np.int64)
+        label[places] = target
+        scores, top = of_array(values, label, from_logits, tolerance, detail)
+        scores, top = scores.take(places, 1), top.take(places)
     outcomes = (top == target).view(np.uint8)
     if groups is not None:
         rows = [*scores, outcomes]
@@ -76,16 +95,20 @@ def labelled_rows(
     return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
 
 
-def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
+def of_array(
+    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, places: Any = None
+) -> tuple[Any, Any]:
     """Return the results of `forward` on the CPU, for arrays of float32 or float64 rows `(n, C)` and labels.
 
-    With detail "label" and logits, the top class can be replaced by the label.
+    Few classes may have `places` as for `labelled_rows`. With detail "label" and logits, the top class can be replaced
+    by the label.
     """
-    n, n_classes = values.shape
+    n, n_classes = len(target), values.shape[1]
     axis = class_axis(n_classes)
     if axis == 0 and detail == "label":
         detail = "confidence"  # which takes less time than a softmax of short rows
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
+        values = values if places is None else values[places]
         scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
     blocks = blocks_of(n, n_classes, _CHUNK if axis else _ENTRIES)
@@ -94,20 +117,22 @@ def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, deta
     replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
     with np.errstate(all="ignore"):
         for rows in blocks:
-            block, label, into = values, target, scores
+            block, label, into, at = values, target, scores, places
             if len(blocks) > 1:
-                block, label, into = values[rows], target[rows], scores[:, rows]
+                label, into = target[rows], scores[:, rows]
+                block, at = (values[rows], None) if places is None else (values, places[rows])
             is_known = label.view(np.uint64).max() < n_classes  # negative labels are large then
             known = label if is_known else label.clip(0, n_classes - 1)
             if not from_logits:
-                x = _rows_of(block, memory, axis)
+                x = _rows_of(block, memory, axis, at)
                 top = _fill_from_probabilities(x, axis, memory, known, tolerance, detail, into)
             else:
                 if not replace_infinite:
-                    x = _rows_of(block, memory, axis)
+                    x = _rows_of(block, memory, axis, at)
                     top = _fill_from_logits(x, axis, memory, known, detail, into, False)
                     replace_infinite = not math.isfinite(into[2:].sum())
                 if replace_infinite:
+                    block = block if at is None else block[at]
                     x = _rows_of(spread_infinite_logits(torch.from_numpy(block)).numpy(), memory, axis)
                     top = _fill_from_logits(x, axis, memory, known, detail, into, True)
             if not is_known:
@@ -140,8 +165,13 @@ def copied(block: Any, memory: Any, axis: int) -> Any:
     return x
 
 
-def _rows_of(block: Any, memory: Any, axis: int) -> Any:
-    """Return rows as a read-only array with the given class axis, copied only if necessary."""
+def _rows_of(block: Any, memory: Any, axis: int, places: Any = None) -> Any:
+    """Return rows, or those at `places`, as a read-only array with the given class axis, copied only if necessary."""
+    if places is not None:
+        x = memory[0, : len(places) * block.shape[1]].reshape(-1, len(places))
+        for column, of_class in zip(block.T, x, strict=True):
+            column.take(places, out=of_class, mode="clip")  # other modes copy once more
+        return x
     return block if axis and block.flags.c_contiguous else copied(block, memory[0], axis)
 
 
