@@ -125,7 +125,8 @@ class LabelledRows(NamedTuple):
         has_columns = self.weights is not None or self.parts is not None or self.input_format.ignore_index is not None
         if self.axis is not None or has_columns or self.dtype.itemsize < 4 or self.label.dtype != _INT64:
             return False
-        return self.label.ndim == 1 and self.preds.flags.c_contiguous and self.label.flags.c_contiguous
+        is_contiguous: bool = self.preds.flags.c_contiguous and self.label.flags.c_contiguous
+        return self.label.ndim == 1 and is_contiguous
 
     def places(self) -> list[_Place]:
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
