@@ -118,11 +118,12 @@ def add_labelled(
     [0, G), or None for G = 1.
     """
     if len(label) > 2 * _SAMPLES:
-        options = bins, sums, event, n_labels, ignored
         columns = confidence, label, weights, groups
-        starts = range(0, len(label), _SAMPLES)
-        chunks = ([None if x is None else x[start : start + _SAMPLES] for x in columns] for start in starts)
-        return all(add_labelled(*chunk, *options) for chunk in chunks)
+        for start in range(0, len(label), _SAMPLES):
+            p, y, w, g = (None if x is None else x[start : start + _SAMPLES] for x in columns)
+            if not add_labelled(p, y, w, g, bins, sums, event, n_labels, ignored):
+                return False
+        return True
     if ignored is not None and len(rows := np.flatnonzero(label != ignored)) < len(label):
         confidence, label, groups = (None if x is None else x[rows] for x in (confidence, label, groups))
         if not len(label):
