@@ -334,8 +334,9 @@ def _column(x):
 def _transpose(values, places, start, n, x):
     """Fill `x` `(C, LANES)` with n <= `LANES` rows, so that a vector instruction processes one class of several."""
     for i in range(n if places.size else 0):
+        row = values[places[start + i]]
         for k in range(len(x)):
-            x[k, i] = values[places[start + i], k]
+            x[k, i] = row[k]
     rows = values[start : start + (0 if places.size else n)]
     for i in range(len(rows)):
         for k in range(len(x)):
