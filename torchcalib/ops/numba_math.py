@@ -24,7 +24,7 @@ LANES = 64  # rows per block for few classes; the last block has unused rows, be
 BLOCK = 1024  # entries of a row per pass; three float32 arrays of this size fill a third of the level-1 cache
 CONVERTED = 2**16  # entries per copy of rows that are not contiguous float32 or float64; copies stay in the cache
 
-LOGITS_PER_RANGE = 2**16  # smallest number of entries of rows per range of a thread
+LOGITS_PER_RANGE = 2**17  # smallest number of entries of rows per range of a thread
 
 F = np.float32
 ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))

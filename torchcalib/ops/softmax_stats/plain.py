@@ -92,7 +92,8 @@ def labelled_rows(
         totals = np.array([*np.einsum("kn,n->k", scores, weights), of_outcomes, weights.sum()])[:, None]
     else:
         totals = np.array([*scores.sum(-1), np.count_nonzero(outcomes), len(outcomes)])[:, None]
-    return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
+    is_valid = not math.isnan((totals[0] + totals[3]).sum())  # log-probabilities are at most 0
+    return (scores[3], outcomes, top, totals) if is_valid else None
 
 
 def of_array(
