@@ -2,14 +2,14 @@
 
 import torch
 
-from torchcalib.ops.softmax_stats import Rows, rows
+from torchcalib.ops.softmax_stats import RowStatistics, rows
 from torchcalib.ops.softmax_stats.formula import row_formula
 
 
 def definition(values, target, from_logits):
     """Compute the readable formula in float64."""
     scores, top = row_formula(values.double(), target, from_logits)
-    return Rows(*scores.unbind(-2), top)
+    return RowStatistics(*scores.unbind(-2), top)
 
 
 def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):
@@ -22,12 +22,12 @@ def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):
 
 
 def close(found, expected, **tolerance):
-    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+    for name, a, b in zip(RowStatistics._fields, found, expected, strict=True):
         torch.testing.assert_close(a, b, **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def equal(found, expected):
-    for name, a, b in zip(Rows._fields, found, expected, strict=True):
+    for name, a, b in zip(RowStatistics._fields, found, expected, strict=True):
         assert torch.equal(a, b), name
 
 

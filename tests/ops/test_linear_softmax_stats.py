@@ -16,7 +16,7 @@ from processes.linear_rank import layer
 
 from torchcalib.ops.bin_sums import event_bins
 from torchcalib.ops.linear_softmax_stats import Head, all_bins, largest, moments, rows
-from torchcalib.ops.softmax_stats import Rows, sums
+from torchcalib.ops.softmax_stats import RowStatistics, sums
 from torchcalib.ops.softmax_stats.formula import row_formula
 from torchcalib.ops.softmax_stats.logit_sums import joined, merge, scores_of
 
@@ -41,7 +41,7 @@ def all_logits(hidden, head):
 def definition(hidden, target, head):
     x = all_logits(hidden, head)
     scores, top = row_formula(x, target.expand(x.shape[:-1]), True)
-    return Rows(*scores.unbind(-2), top)
+    return RowStatistics(*scores.unbind(-2), top)
 
 
 TEMPERATURES = [None, 0.7, torch.tensor(1.3), torch.tensor([1.0, 0.5, 2.0])]
@@ -115,7 +115,7 @@ def test_unknown_labels_and_nan_affect_only_their_row(block):
     found = rows(hidden, target, head, block=block)
     unknown, broken = torch.zeros(2, 3, 5, dtype=torch.bool)
     unknown[0, :4] = broken[1, 2] = True
-    for name in Rows._fields:
+    for name in RowStatistics._fields:
         invalid = broken if name in ("neg_entropy", "confidence") else unknown | broken
         keep = ~invalid if name != "top" else ~broken
         assert torch.equal(getattr(found, name)[keep], getattr(clean, name)[keep])
@@ -157,7 +157,7 @@ def test_sums_of_any_division_in_classes_merge_to_the_same_scores(backend, dtype
             parts.append(found._replace(top=found.top + first))
             first += part.shape[-1]
         merged = merge(joined(torch.cat, parts, 0))
-        found = Rows(*scores_of(merged, merged.top == target), merged.top)
+        found = RowStatistics(*scores_of(merged, merged.top == target), merged.top)
         scores, top = row_formula(x.double() * (alpha or 1), target, True)
         valid = torch.arange(40) != 4
         close([y[valid] for y in found], [y[valid] for y in (*scores, top)], rtol=2e-6, atol=1e-13)

@@ -13,7 +13,7 @@ from processes import quick_environment, run_together
 
 from torchcalib.ops.bin_sums import class_bins
 from torchcalib.ops.dispatch import implementation
-from torchcalib.ops.softmax_stats import Rows, rows
+from torchcalib.ops.softmax_stats import RowStatistics, rows
 
 CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49 classes select other loops
 # Pairs of every number of classes with kind of input and with dtype, not all triples
@@ -54,7 +54,7 @@ def test_formula_equals_the_definition_of_each_score(from_logits):
     q = values.softmax(-1) if from_logits else values
     hit = torch.nn.functional.one_hot(target, 7)
     scores = (q * hit).sum(-1).log(), (q - hit).square().sum(-1), (q * q.log()).sum(-1), q.amax(-1)
-    close(definition(values, target, from_logits), Rows(*scores, q.argmax(-1)), rtol=1e-13, atol=1e-14)
+    close(definition(values, target, from_logits), RowStatistics(*scores, q.argmax(-1)), rtol=1e-13, atol=1e-14)
 
 
 @of_either_input
@@ -97,7 +97,7 @@ def test_infinite_logits_give_the_limit_and_masked_classes_have_no_effect(backen
     log2 = torch.tensor(2.0).double().log().item()
     logs, squares = [-log2, -INF, -log2, -INF, 0], [0.5, 2, 0.5, 1.5, 0]
     entropies, largest = [-log2, 0, -log2, -log2, 0], [0.5, 1, 0.5, 0.5, 1]
-    expected = Rows(*torch.tensor([logs, squares, entropies, largest], dtype=torch.float64), top)
+    expected = RowStatistics(*torch.tensor([logs, squares, entropies, largest], dtype=torch.float64), top)
     finite = definition(given[5:6], target[5:6], True)
     for n_classes in (4, 30, 60, 1100):
         values = torch.nn.functional.pad(given, (0, n_classes - 4), value=-INF)
@@ -280,7 +280,7 @@ def test_float64_rows_are_exact(backend, from_logits, n_classes):
     wide = values.clone().requires_grad_()
     expected = definition(wide, target, from_logits)
     valid = [k for k in range(130) if k not in (4, 5)]
-    for name in Rows._fields:
+    for name in RowStatistics._fields:
         a, b = getattr(found, name)[valid], getattr(expected, name)[valid]
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15, msg=lambda text, name=name: f"{name}: {text}")
     assert found.neg_entropy[4].isnan()

@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 if TYPE_CHECKING:
     from torchcalib.ops.linear_softmax_stats import Head, Moments
-    from torchcalib.ops.softmax_stats import Detail, Rows
+    from torchcalib.ops.softmax_stats import Detail, RowStatistics
 
 
 class LinearLogits(Tensor):
@@ -39,17 +39,17 @@ class LinearLogits(Tensor):
         """Return shape, dtype and device, because there are no values."""
         return f"LinearLogits(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
-    def rows(self, target: Tensor, detail: "Detail", absent: Tensor | None) -> "Rows":
+    def rows(self, target: Tensor, detail: "Detail", absent: Tensor | None) -> "RowStatistics":
         """Return the statistics of rows; those of the rows in the mask `absent` are 0, and are not computed on a CPU.
 
         On a GPU, the selection of rows would synchronise the device.
         """
         from torchcalib.ops.linear_softmax_stats import rows
-        from torchcalib.ops.softmax_stats import Rows
+        from torchcalib.ops.softmax_stats import RowStatistics
 
         hidden, target = self._present(absent), target if absent is None or not self.is_cpu else target[~absent]
         found = rows(hidden, target, self.head, detail=detail, vocab_group=self.vocab_group)
-        return Rows(*(self._filled(x, absent) for x in found))
+        return RowStatistics(*(self._filled(x, absent) for x in found))
 
     def largest(self, k: int, absent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the k largest probabilities of each row and their classes `(..., N, k)`, without gradient."""

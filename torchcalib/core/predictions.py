@@ -17,7 +17,7 @@ from torchcalib.ops.operation import is_plain
 
 if TYPE_CHECKING:
     from torchcalib.ops.binary_scores import Kind
-    from torchcalib.ops.softmax_stats import Detail, Rows
+    from torchcalib.ops.softmax_stats import Detail, RowStatistics
 
 _FEW = 2**12  # largest number of probabilities whose logarithms take less time than a second call for the entropy
 
@@ -247,8 +247,8 @@ class Predictions:
         return logs.binary_log_probs(self.values, self.from_logits)
 
     @once
-    def rows(self) -> "Rows":
-        """Statistics of multi-class rows with labels, computed in one pass; see `ops.softmax_stats.Rows`."""
+    def rows(self) -> "RowStatistics":
+        """Statistics of multi-class rows with labels, computed in one pass; see `ops.softmax_stats.RowStatistics`."""
         return self._rows_with(self._detail)
 
     @once
@@ -257,7 +257,7 @@ class Predictions:
         omits = self.detail == "entropy" and not self.from_logits and self.input_preds.numel() > _FEW
         return "squares" if omits else self.detail
 
-    def _rows_with(self, detail: "Detail") -> "Rows":
+    def _rows_with(self, detail: "Detail") -> "RowStatistics":
         detail = "confidence" if detail in ("classes", "top") else detail  # the log-probability of invalid rows is NaN
         if isinstance(self.input_preds, LinearLogits):
             return self.input_preds.rows(self.input_target, detail, self.zero_weight)

@@ -24,7 +24,7 @@ INVALID, WEIGHT, FIRST_SCORE = range(3)
 """Indices of the first sums."""
 
 SCORES = ("log_prob", "squared_error", "neg_entropy", "confidence", "hit")
-"""Statistics of a row: the first four of `softmax_stats.Rows`, and whether the most probable class is true.
+"""Statistics of a row: the first four `softmax_stats.RowStatistics`, and whether the most probable class is true.
 
 Binary ones are those of two classes, except for the squared error (y - p)^2 of the label y.
 """

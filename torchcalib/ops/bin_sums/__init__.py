@@ -13,14 +13,14 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums import plain
 from torchcalib.ops.bin_sums.formula import N_NOISE, Bins, Noise, Norm, class_formula, event_formula
-from torchcalib.ops.bin_sums.plain import ClassRows, Events
+from torchcalib.ops.bin_sums.plain import ClassRows, EventColumns
 from torchcalib.ops.dispatch import Backend, choose, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
 
 if TYPE_CHECKING:
-    from torchcalib.ops.softmax_stats import Rows
+    from torchcalib.ops.softmax_stats import RowStatistics
 
 __all__ = [
     "Bins",
@@ -72,7 +72,7 @@ def class_bins(
     values: Tensor,
     target: Tensor,
     weights: Tensor | None,
-    rows: "Rows",
+    rows: "RowStatistics",
     *,
     from_logits: bool,
     n_bins: int,
@@ -149,7 +149,7 @@ def _event_sums(
     *lead, n = confidence.shape
     shape = 3 + N_NOISE * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
     source = source_of("events", confidence.device.type, confidence.dtype, confidence.numel(), backend)
-    events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
+    events = EventColumns(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
     n_series, strides = len(events.confidence), events.confidence.stride()
     sums: Tensor
     has_labels = confidence.is_cpu and bins.noise != "shares" and not outcome.is_floating_point()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums.formula import Bins
-from torchcalib.ops.bin_sums.plain import ClassRows, Events, store
+from torchcalib.ops.bin_sums.plain import ClassRows, EventColumns, store
 from torchcalib.ops.numba_math import (
     BLOCK,
     INF,
@@ -461,7 +461,7 @@ def _multiple(x, scale, out):
         out[k] = x[k] * scale
 
 
-def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
+def event_sums(events: EventColumns, bins: Bins, shape: tuple[int, int]) -> Tensor:
     """Return the bin sums of events; arguments as for `plain.event_sums`."""
     squared = events.weights is not None and not bins.copies
     options = None if bins.noise == "none" else (bins.noise == "shares", squared), _edges(bins.n_bins), bins.right

@@ -34,7 +34,7 @@ _OF_SQUARES = np.pad(_OF_LABELS, ((0, 0), (0, 4)))
 _OF_SQUARES[4:6] = [[0, 0, 0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]]
 
 
-class Events(NamedTuple):
+class EventColumns(NamedTuple):
     """Events of S batch elements, in columns `(S, N)`; None for a column that is not given."""
 
     confidence: Tensor
@@ -54,7 +54,7 @@ class ClassRows(NamedTuple):
     confidence: Tensor  # its probability
 
 
-def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
+def event_sums(events: EventColumns, bins: Bins, shape: tuple[int, int]) -> Tensor:
     """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`; `shape` is (F, G * B)."""
     confidence, outcome, weights, ecd, groups = events
     n_cells = shape[-1]
@@ -206,7 +206,7 @@ def _inner_edges(n_bins: int) -> Any:
     return np.arange(1, n_bins) / n_bins
 
 
-def _event_chunks(element: int, size: int, events: Events) -> Iterator[list[Any]]:
+def _event_chunks(element: int, size: int, events: EventColumns) -> Iterator[list[Any]]:
     """Yield `size` events of one batch element at a time, as columns `(n,)`."""
     for start in range(0, events.confidence.shape[-1], size):
         yield [None if column is None else column[element, start : start + size] for column in events]

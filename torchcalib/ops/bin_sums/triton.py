@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums import plain
 from torchcalib.ops.bin_sums.formula import ONE_ROW, Bins, Norm
-from torchcalib.ops.bin_sums.plain import ClassRows, Events
+from torchcalib.ops.bin_sums.plain import ClassRows, EventColumns
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.softmax_stats.triton import exp, in_units
 
@@ -30,7 +30,7 @@ _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 _ONE_ROW = tl.constexpr(ONE_ROW * torch.finfo(torch.float64).eps)
 
 
-def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
+def event_sums(events: EventColumns, bins: Bins, shape: tuple[int, int]) -> Tensor:
     """Compute `plain.event_sums` without synchronising the device. Groups have no kernel."""
     confidence, outcome, weights, ecd, groups = events
     if groups is not None:

@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from torchcalib.ops.bin_sums import event_bins
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.operation import fused
-from torchcalib.ops.softmax_stats import Detail, Rows, sums
+from torchcalib.ops.softmax_stats import Detail, RowStatistics, sums
 from torchcalib.ops.softmax_stats.formula import row_formula
-from torchcalib.ops.softmax_stats.logit_sums import Sums, gradient_terms, joined, merge, scores_of
+from torchcalib.ops.softmax_stats.logit_sums import LogitSums, gradient_terms, joined, merge, scores_of
 from torchcalib.ops.softmax_stats.plain import first_largest
 
 T = TypeVar("T")
@@ -146,29 +146,29 @@ def in_blocks(
     return [[work(part, classes, x) for classes, x in blocks.of_rows(part)] for part in blocks.row_slices()]
 
 
-def all_sums(hidden: Tensor, target: Tensor, head: Head, first: Tensor, group: Any, block: int | None) -> Sums:
+def all_sums(hidden: Tensor, target: Tensor, head: Head, first: Tensor, group: Any, block: int | None) -> LogitSums:
     """Return the sums over all classes, `(K, R)` for R rows and K temperatures; `first` is that of `first_class`."""
 
-    def work(part: slice, classes: slice, x: Tensor) -> Sums:
+    def work(part: slice, classes: slice, x: Tensor) -> LogitSums:
         return sums_of_block(x, target.reshape(-1)[part], head, first + classes.start)
 
     return merge_all(in_blocks(hidden, head, block, work), group)
 
 
-def sums_of_block(x: Tensor, target: Tensor, head: Head, first: Tensor) -> Sums:
+def sums_of_block(x: Tensor, target: Tensor, head: Head, first: Tensor) -> LogitSums:
     """Return sums over parts of the classes of a block, `(P, K, n)`; `first` is the index of the first class."""
     alphas = [None] if head.temperature is None else head.alphas().unbind()
     found = joined(torch.stack, [sums(x, target - first, alpha) for alpha in alphas], 1)
     return found._replace(top=found.top + first)
 
 
-def merge_all(parts: list[list[Sums]], group: Any) -> Sums:
+def merge_all(parts: list[list[LogitSums]], group: Any) -> LogitSums:
     """Merge the sums of blocks, as returned by `in_blocks`, and then those of the ranks of a group."""
     own = joined(torch.cat, [merge(joined(torch.cat, blocks, 0)) for blocks in parts], -1)
     if group is None:
         return own
     # All ranks merge the sums of all ranks in the same order. Classes are exact in float64.
-    ranks = Sums(*of_all_ranks(torch.stack([x.to(own.rest.dtype) for x in own]), group).unbind(1))
+    ranks = LogitSums(*of_all_ranks(torch.stack([x.to(own.rest.dtype) for x in own]), group).unbind(1))
     return merge(ranks._replace(top=ranks.top.to(own.top.dtype)))
 
 
@@ -203,7 +203,7 @@ def gradient(
     """
     hidden, target, weight, bias, scale, temperature, cap, detail, group, block = arguments
     head = Head(weight, bias, scale, cap, temperature).detach()
-    rows = _Rows(head, results, target, grads, detail)
+    rows = _BlockRows(head, results, target, grads, detail)
     n_temperatures, device, wide = len(rows.alphas), hidden.device, wide_dtype(hidden.device)
     blocks = Blocks(hidden.detach().reshape(-1, hidden.shape[-1]), head, block, n_buffers=3 + (n_temperatures > 1))
     wants_hidden, wants_weight, wants_bias, wants_scale, wants_temperature = (k in needed for k in (0, 2, 3, 4, 5))
@@ -244,7 +244,7 @@ def gradient(
     return [found[k].reshape(arguments[k].shape).to(arguments[k].dtype) for k in needed]
 
 
-class _Rows:
+class _BlockRows:
     """Coefficients of the gradient of rows in their logits, for every temperature."""
 
     def __init__(self, head: Head, results: tuple[Tensor, ...], target: Tensor, grads: Tensor, detail: str) -> None:
@@ -327,7 +327,7 @@ def rows(
     detail: Detail = "entropy",
     vocab_group: Any = None,
     block: int | None = None,
-) -> Rows:
+) -> RowStatistics:
     """Return the statistics of `softmax_stats.rows` for the logits of a linear layer.
 
     `hidden` is `(..., N, H)` and `target` `(..., N)`. Results are `(..., N)`, or `(K, ..., N)` for K temperatures. The
@@ -345,7 +345,7 @@ def rows(
     weight, bias, scale, cap, temperature = head
     scores, top, *_ = _rows(hidden, target, weight, bias, scale, temperature, cap, detail, vocab_group, block)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
-    return Rows(log_prob, squared_error, neg_entropy, confidence, top)
+    return RowStatistics(log_prob, squared_error, neg_entropy, confidence, top)
 
 
 @torch.no_grad()
@@ -379,7 +379,7 @@ def largest(
     first = first_class(len(head.weight), vocab_group, hidden.device)
     no_label = torch.full(hidden.shape[:-1], -1, device=hidden.device).reshape(-1)
 
-    def work(part: slice, classes: slice, x: Tensor) -> tuple[Sums, Tensor, Tensor]:
+    def work(part: slice, classes: slice, x: Tensor) -> tuple[LogitSums, Tensor, Tensor]:
         found = sums_of_block(x, no_label[part], head, first + classes.start)
         logits, index = _k_largest(x, min(k, x.shape[-1]))  # overwrites the block
         return found, logits, index + (first + classes.start)

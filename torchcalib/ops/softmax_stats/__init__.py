@@ -16,14 +16,14 @@ from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats.formula import Detail, row_formula
 
 if TYPE_CHECKING:
-    from torchcalib.ops.softmax_stats.logit_sums import Sums
+    from torchcalib.ops.softmax_stats.logit_sums import LogitSums
 
-__all__ = ["Detail", "Rows", "matrices", "rows", "scores_and_tops", "sums"]
+__all__ = ["Detail", "RowStatistics", "matrices", "rows", "scores_and_tops", "sums"]
 
 _N_SCORES = 4
 
 
-class Rows(NamedTuple):
+class RowStatistics(NamedTuple):
     """Statistics of rows with probabilities q and label h, each `(..., N)`. In a row with NaN, all but `top` are NaN.
 
     Without a tolerance, `log_prob` of a row of probabilities with NaN can be log q_h.
@@ -44,7 +44,7 @@ def rows(
     tolerance: float = math.inf,
     detail: Detail = "entropy",
     backend: Backend = "auto",
-) -> Rows:
+) -> RowStatistics:
     """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
 
     The results of a row are bitwise equal in every batch. Arithmetic is float64 for float64 input. For narrower dtypes
@@ -66,13 +66,13 @@ def rows(
         detail = "confidence"
     scores, top = scores_and_tops(values, target, from_logits, tolerance, detail, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
-    return Rows(log_prob, squared_error, neg_entropy, confidence, top)
+    return RowStatistics(log_prob, squared_error, neg_entropy, confidence, top)
 
 
 def _forward(
     backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail
 ) -> tuple[Tensor, Tensor]:
-    """Return the first four statistics of `Rows` as one tensor `(..., 4, N)`, and the top classes `(..., N)`."""
+    """Return the first four `RowStatistics` as one tensor `(..., 4, N)`, and the top classes `(..., N)`."""
     values = values.detach()
     lead = values.shape[:-1]
     if not values.numel():
@@ -109,13 +109,13 @@ scores_and_tops = fused(_forward, row_formula, _gradient)
 """Function of the arguments of `rows` by position, which returns its results as `_forward` does."""
 
 
-def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> "Sums":
+def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> "LogitSums":
     """Return sums over parts of the classes of `alpha` * `logits` `(n, C)`, each `(P, n)`, to merge with other parts.
 
     A label outside [0, C) belongs to other classes. Logits are float32 or float64, without gradient. `alpha` is a
     number in `wide_dtype`.
     """
-    from torchcalib.ops.softmax_stats.logit_sums import Sums
+    from torchcalib.ops.softmax_stats.logit_sums import LogitSums
 
     found, top = source_of("rows", logits.device.type, logits.dtype, logits.numel(), backend).sums(logits, alpha)
     known = (label >= 0) & (label < logits.shape[-1])
@@ -125,7 +125,7 @@ def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend:
     largest = logits.gather(-1, top.T).T.to(found.dtype)
     if alpha is not None:
         at_label, largest = at_label * alpha, largest * alpha
-    return Sums(at_label, largest, top, *found)
+    return LogitSums(at_label, largest, top, *found)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:

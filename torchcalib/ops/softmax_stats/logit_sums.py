@@ -10,7 +10,7 @@ from torchcalib.ops.logs import elementwise
 from torchcalib.ops.softmax_stats.formula import LOWEST
 
 
-class Sums(NamedTuple):
+class LogitSums(NamedTuple):
     """Sums over classes of rows with logits x, each `(..., n)` and in `wide_dtype`, except for `top`.
 
     With d = x - max x and e = exp d, the sums exclude the top class. Its e = 1 would round small e to 0.
@@ -25,7 +25,7 @@ class Sums(NamedTuple):
     spread: Tensor  # sum of e d^2
 
 
-def merge(parts: Sums) -> Sums:
+def merge(parts: LogitSums) -> LogitSums:
     """Merge sums over disjoint classes, in the order of the classes, along the first axis `(parts, ..., n)`.
 
     Relative to the maximum m of all parts, a part with the maximum m_j has e = factor exp(x - m_j) with
@@ -40,7 +40,7 @@ def merge(parts: Sums) -> Sums:
     absent = label.isnan()
     others = torch.ones_like(rest).scatter_(0, first, 0)
     rest, squares = rest + others, squares + others
-    return Sums(
+    return LogitSums(
         label.masked_fill(absent, -torch.inf).amax(0).masked_fill(absent.all(0), torch.nan),
         largest[0],
         top.gather(0, first)[0],
@@ -51,12 +51,12 @@ def merge(parts: Sums) -> Sums:
     )
 
 
-def joined(join: Callable[[tuple[Tensor, ...], int], Tensor], parts: list[Sums], dim: int) -> Sums:
+def joined(join: Callable[[tuple[Tensor, ...], int], Tensor], parts: list[LogitSums], dim: int) -> LogitSums:
     """Join sums by `torch.stack` or `torch.cat` along an axis."""
-    return Sums(*(join(column, dim) for column in zip(*parts, strict=True)))
+    return LogitSums(*(join(column, dim) for column in zip(*parts, strict=True)))
 
 
-def scores_of(sums: Sums, hit: Tensor) -> Tensor:
+def scores_of(sums: LogitSums, hit: Tensor) -> Tensor:
     """Return the four scores of `Rows` as `(4, ..., n)`. `hit` is True where the label is the top class.
 
     They are NaN without a logit above -inf, and where a sum is NaN.

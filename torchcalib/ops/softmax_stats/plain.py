@@ -30,7 +30,7 @@ _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for whic
 def forward(
     values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail = "entropy"
 ) -> tuple[Tensor, Tensor]:
-    """Return the first four statistics of `Rows` `(4, R)`, and the top classes `(R,)`, of rows `(R, C)`; see `rows`."""
+    """Return the first four `RowStatistics` `(4, R)`, and the top classes `(R,)`, of rows `(R, C)`; see `rows`."""
     on_cpu, parts = values.device.type == "cpu", []
     size = max(1, (_CONVERTED if on_cpu else _CHUNK_OFF_CPU) // values.shape[-1])
     if on_cpu and values.itemsize >= 4:  # without conversion
@@ -67,8 +67,8 @@ def labelled_rows(
 
     All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, n), or None for n = 1.
     The rows are those of `values` at `places`, in increasing order, or all of them if it is None. Outcomes are whether
-    the top class is the label, uint8. Totals `(6, n)` are sums of the first four statistics of `Rows`, of the outcomes
-    and of the weights in each group. Statistics beyond `detail` are undefined.
+    the top class is the label, uint8. Totals `(6, n)` are sums of the first four `RowStatistics`, of the outcomes and of the
+    weights in each group. Statistics beyond `detail` are undefined.
     """
     if places is None or class_axis(values.shape[1]) == 0:  # which copies rows in any case
         scores, top = of_array(values, target, from_logits, tolerance, detail, places)
@@ -444,7 +444,7 @@ def _scores_of_logits(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor,
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the four sums of `Sums` over parts of the classes `(4, P, n)`, and their top classes `(P, n)`; P is 1."""
+    """Return the four sums of `LogitSums` over parts of the classes `(4, P, n)`, and top classes `(P, n)`; P is 1."""
     size, parts = max(1, (_CHUNK if logits.device.type == "cpu" else _CHUNK_OFF_CPU) // logits.shape[-1]), []
     for start in range(0, max(1, len(logits)), size):
         x = logits[start : start + size]
