@@ -67,8 +67,8 @@ def labelled_rows(
 
     All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, n), or None for n = 1.
     The rows are those of `values` at `places`, in increasing order, or all of them if it is None. Outcomes are whether
-    the top class is the label, uint8. Totals `(6, n)` are sums of the first four `RowStatistics`, of the outcomes and of the
-    weights in each group. Statistics beyond `detail` are undefined.
+    the top class is the label, uint8. Totals `(6, n)` are sums of the first four `RowStatistics`, of the outcomes and
+    of the weights in each group. Statistics beyond `detail` are undefined.
     """
     if places is None or class_axis(values.shape[1]) == 0:  # which copies rows in any case
         scores, top = of_array(values, target, from_logits, tolerance, detail, places)
