@@ -20,6 +20,7 @@ from torch import Tensor
 from torchcalib.ops.numba_math import (
     BLOCK,
     ZERO,
+    add_four,
     all_bits,
     clipped,
     compiled_loop,
@@ -203,19 +204,19 @@ def _weighted_sum(x, label, ignored, weights):
 
 @step
 def _add_in_groups(scores, label, ignored, weights, groups, totals):
-    """Add weights, and scores times weights, to the pairs of totals of their groups, unless a row is absent.
+    """Add weights, and scores times weights, to the totals of their groups, unless a row is absent.
 
-    The pair is in the copy k mod 4, because neighbours often share a group.
+    The totals are in the copy k mod 4, because neighbours often share a group. There are four for each group, of which
+    two are 0: a single vector instruction then adds them.
     """
-    w, n_groups = 1.0, totals.size // 8
+    w, n_groups = 1.0, totals.size // 16
     for k in range(scores.size):
         if is_absent(label[k], ignored, None if weights is None else weights[k]):
             continue
         if weights is not None:
             w = np.float64(weights[k])
-        at = np.uintp(2 * ((k & 3) * n_groups + groups[k]))
-        totals[at] += w
-        totals[at + np.uintp(1)] += w * np.float64(scores[k])
+        at = np.uintp(4 * ((k & 3) * n_groups + groups[k]))
+        add_four(totals, at, w, w * np.float64(scores[k]), 0.0, 0.0)
 
 
 @compiled_loop
@@ -223,8 +224,9 @@ def _add_scores(x, t, labels, shares, ignored, weights, limits, groups, is_log, 
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
     `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32. With `ignored`, `weights` or `groups`, rows have one value, and `totals` are four
-    copies of pairs of the weight and the score of each group. Rows with the label `ignored` or the weight 0 are absent.
+    is float64, `narrow` float32. With `ignored`, `weights` or `groups`, rows have one value, and the first two `totals`
+    are the weight and the score; with `groups`, as for `_add_in_groups`. Rows with the label `ignored` or the weight 0
+    are absent, and may have any values.
     """
     width = totals.size if ignored is None and weights is None and groups is None else 1
     size = max(1, BLOCK // width) * width
@@ -315,12 +317,12 @@ def labelled_sums(
     """Return the weight and the sum of scores of each group as `plain.labelled_sums` does."""
     x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
     is_plain = ignored is None and weights is None and groups is None
-    totals = np.zeros(1 if is_plain else 8 * n_groups)
+    totals = np.zeros(1 if is_plain else 16 * n_groups)
     buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)
     columns = ignored, *weights_for_loops(weights), groups
     _add_scores(x, t, t, None, *columns, kind == "log", from_logits, buffer, narrow, totals)
     if groups is not None:
-        return totals.reshape(4, n_groups, 2).sum(0).T
+        return totals.reshape(4, n_groups, 4).sum(0).T[:2]
     return (len(t), totals.item(0)) if is_plain else (totals.item(0), totals.item(1))
 
 
