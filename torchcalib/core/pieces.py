@@ -135,10 +135,12 @@ class LabelledRows(NamedTuple):
         n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
         n_rows, n_values, shares = max(_ROWS, _PER_PART * n_parts), _VALUES, _SHARES
         is_ready = self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous  # needs no copy of the values
-        if not self.has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
+        has_loops, has_absent = self.has_loops, self.weights is not None or self.input_format.ignore_index is not None
+        if not has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
             n_values, shares = self.preds.size if is_ready else 2 * _VALUES, 1
         if self.weights is not None:
             is_ready = is_ready and self.weights.dtype in COMPILED_WEIGHTS and self.weights.flags.c_contiguous
+        is_ready = is_ready and (has_loops or not has_absent)  # plain code copies the other rows
         if is_ready and self.parts is None and self.axis is None and n_adders == 1 and self.label.dtype == _INT64:
             # Code that reads each row once needs no small pieces, whose calls take time.
             n_rows = n_values = min(max(_FEWEST, -(-self.label.size // shares)), _TOGETHER)

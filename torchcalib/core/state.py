@@ -94,12 +94,13 @@ class SumState(Generic[S]):
         sums = total[self._offset :].reshape(self.shape)
         if piece.copies or self._offset == N_IGNORED:
             return bool(accumulator.add_piece(piece, sums))
-        # The flag is the total weight of rows whose weights are not numbers of copies.
+        # The flag is the total weight of rows whose weights are not numbers of copies. The differences of bins are
+        # never negative, and not 0 for a small weight in an empty bin.
         part = ... if piece.only_group is None else piece.only_group
         weights, flags = sums[part][..., 0, :], total[N_IGNORED : self._offset].reshape(self.shape[:-2])
-        before = weights.sum(-1)
+        before = weights.copy()
         is_valid = bool(accumulator.add_piece(piece, sums))
-        flags[part] += weights.sum(-1) - before
+        flags[part] += (weights - before).sum(-1)
         return is_valid
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
