@@ -409,9 +409,7 @@ def fill_logs(q, logs):
 
 
 def weights_for_loops(weights: Any) -> tuple[Any, Any]:
-    """Return contiguous weights in a dtype for which loops are compiled, and their limits in this dtype; or None."""
-    if weights is None:
-        return None, None
+    """Return contiguous weights in a dtype for which loops are compiled, and their limits in this dtype."""
     if weights.dtype not in _LIMITS:
         weights = weights.astype(np.int64)
     return np.ascontiguousarray(weights), _LIMITS[weights.dtype]

@@ -535,7 +535,15 @@ def add_labelled(
     events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels, ignored
     squares = None if weights is None or bins.copies or len(sums) == 3 else True
     return bool(
-        add_labels(*events, *weights_for_loops(weights), groups, squares, _edges(bins.n_bins), bins.right, sums)
+        add_labels(
+            *events,
+            *((None, None) if weights is None else weights_for_loops(weights)),
+            groups,
+            squares,
+            _edges(bins.n_bins),
+            bins.right,
+            sums,
+        )
     )
 
 

@@ -319,7 +319,7 @@ def labelled_sums(
     is_plain = ignored is None and weights is None and groups is None
     totals = np.zeros(1 if is_plain else 16 * n_groups)
     buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)
-    columns = ignored, *weights_for_loops(weights), groups
+    columns = ignored, *((None, None) if weights is None else weights_for_loops(weights)), groups
     _add_scores(x, t, t, None, *columns, kind == "log", from_logits, buffer, narrow, totals)
     if groups is not None:
         return totals.reshape(4, n_groups, 4).sum(0).T[:2]
