@@ -132,6 +132,37 @@ def test_labelled_events_equal_slow_loop(backend, n, dtype, ignored):
 
 
 @of_backends
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("ignored", [None, 255])
+def test_rows_of_weight_0_may_be_invalid_and_invalid_weights_are_found(backend, kind, ignored):
+    source, n = implementation("events", backend), 2500
+    confidence, outcome, _, _, groups = (x.numpy().copy() for x in grouped(n) if x is not None)
+    label, weights = (outcome > 0.5).astype(np.int64), (np.arange(n) % 3).astype(kind)
+    confidence[weights == 0] = NAN
+    label[weights == 0] = 7
+    keep = weights != 0
+    if ignored is not None:
+        label[1::5] = ignored
+        keep &= label != ignored
+    for noise, copies, of in itertools.product(("none", "labels"), (True, False), (None, groups)):
+        bins, shape = Bins(7, False, noise, copies), (3 if noise == "none" else 7, 7 if of is None else 7 * G)
+        found, expected = np.zeros(shape), np.zeros(shape)
+        assert source.add_labelled(confidence, label, weights, of, bins, found, ignored=ignored)
+        kept = confidence[keep], label[keep], weights[keep].astype(float), None if of is None else of[keep]
+        assert source.add_labelled(*kept, bins, expected)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-11)
+        invalid = {"f": (-1, NAN, INF), "i": (-1,)}.get(weights.dtype.kind, ())
+        for w in (*invalid, *((1e-200, 1e200) if kind == "float64" else ())):
+            column, of_bins = weights.copy(), np.zeros(shape)
+            column[n - 2] = w
+            assert not source.add_labelled(confidence, label, column, of, bins, of_bins, ignored=ignored)
+        if ignored is not None and invalid:  # weights of ignored rows are not used
+            column = weights.copy()
+            column[1] = -1
+            assert source.add_labelled(confidence, label, column, of, bins, np.zeros(shape), ignored=ignored)
+
+
+@of_backends
 @pytest.mark.parametrize("n_bins", [1, 3, 10, 15, 49, 1000])
 def test_bin_edges_and_their_neighbours_get_the_bin_of_bin_index(backend, n_bins):
     edges = torch.arange(n_bins + 1, dtype=F64) / n_bins

@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads, of_backends
 from helpers.products import each_value
 
 from torchcalib.ops.binary_scores import score_sums
+from torchcalib.ops.dispatch import implementation
 
 KINDS = ("log", "square")
 
@@ -104,6 +106,37 @@ def test_any_memory_layout_gives_the_sums_of_every_series(backend, kind):
     cube = score_sums(x.T.reshape(2, 5, 300), t.T.reshape(2, 5, 300), kind, from_logits=False, backend=backend)
     torch.testing.assert_close(cube, expected.view(2, 5), rtol=1e-13, atol=0)
     assert score_sums(x[:0].T, t[:0].T, kind, from_logits=False, backend=backend).tolist() == [0] * 10
+
+
+@of_backends
+@each_value(kind=KINDS, from_logits=[True, False], dtype=[None, "float32", "float64", "int64", "uint8", "bool"])
+def test_absent_rows_may_be_invalid_and_invalid_weights_are_found(kind, from_logits, dtype, backend):
+    source, n, n_groups = implementation("binary_scores", backend), 2500, 3
+    x, target = (column.numpy().copy() for column in sample(n, from_logits, F64, shares=False))
+    label, groups = target.astype(np.int64), np.arange(n) % 7 % n_groups
+    weights = None if dtype is None else (np.arange(n) % 3).astype(dtype)
+    label[1::5] = 1
+    for ignored in (255, 1) if weights is None else (None, 255, 1):
+        y, values = label.copy(), x.copy()
+        absent = np.zeros(n, bool) if weights is None else weights == 0
+        y[absent] = 7
+        if ignored == 255:
+            y[1::5] = ignored
+        absent |= y == ignored
+        values[absent] = math.nan
+        scores = [score(p, t, kind, from_logits) for p, t in zip(x[~absent].tolist(), y[~absent].tolist(), strict=True)]
+        w = np.ones(n) if weights is None else weights.astype(float)
+        for of, n_parts in ((None, 1), (groups, n_groups)):
+            part = np.zeros(n, np.int64) if of is None else of
+            expected = [np.bincount(part[~absent], s, n_parts) for s in (w[~absent], w[~absent] * scores)]
+            found = source.labelled_sums(values, y, kind, from_logits, weights, of, n_parts, ignored)
+            np.testing.assert_allclose(np.reshape(found, (2, -1)), expected, rtol=1e-12)
+            invalid = () if weights is None else {"f": (-1, math.nan, math.inf), "i": (-1,)}.get(weights.dtype.kind, ())
+            for value in invalid:
+                column, at = weights.copy(), np.flatnonzero(~absent)[-1]
+                column[at] = value
+                found = source.labelled_sums(values, y, kind, from_logits, column, of, n_parts, ignored)
+                assert np.isnan(found[1]).all()
 
 
 @pytest.mark.skipif(not NUMBA, reason="numba is not installed")

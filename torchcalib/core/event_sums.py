@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,9 +145,6 @@ class EqualWidthBins(EventSums[BinStats]):
     def only_confidences(self) -> bool:
         """Whether events need no statistics of rows except confidence and top class; see `pieces.detail_of`."""
         return not self.with_ecd
-
-    skips_ignored: ClassVar[bool] = True
-    """Whether `add_piece` leaves out the rows with the label `Piece.ignored`."""
 
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the bin index for each confidence, int64 `(..., N)`."""

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
-from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.dispatch import choose, source_of
 from torchcalib.ops.operation import mode_of
+from torchcalib.ops.weighted_rows import COMPILED_WEIGHTS, kept, with_weight
 
 if TYPE_CHECKING:
     from torchcalib.core.inputs import InputFormat
@@ -38,7 +38,6 @@ _TOGETHER, _FEWEST = 2**22, 2**18  # largest and smallest numbers of rows of pie
 _ALL, _FIRST = slice(None), slice(0, 1)
 _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are added class by class
-_FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _PER_PART = 2**8  # number of rows of a piece for each part, whose sums are added to the state after each piece
 _NO_LABEL = -(2**63)  # label of rows that a mask excludes
@@ -49,7 +48,10 @@ _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
 
 
 class Piece(NamedTuple):
-    """Rows of a batch as numpy arrays, without rows of weight 0, and without ignored ones unless `ignored` is given."""
+    """Rows of a batch as numpy arrays, without ignored rows unless `ignored` is given.
+
+    Rows of weight 0 are also removed, except from binary pieces without parts.
+    """
 
     values: Any  # predictions `(n,)`, or `(N, C)` at `places`, float32 or float64; those of binary rows are unchecked
     label: Any  # int64 `(n,)`; those of binary rows are unchecked
@@ -59,7 +61,7 @@ class Piece(NamedTuple):
     outcome: Any
     top: Any  # top class of multi-class rows; None if binary
     totals: Any  # sums of the statistics of multi-class rows `(6, G)`, see `softmax_stats.plain.labelled_rows`
-    weights: Any  # positive, float64 `(n,)`; None for 1
+    weights: Any  # positive float64 `(n,)`, or those of the batch, unchecked, if binary without parts; None for 1
     copies: bool  # whether weights count copies of a row
     groups: Any  # number of the part of each row in [0, G), int64 `(n,)`; None for G = 1
     n_groups: int
@@ -90,12 +92,6 @@ class Piece(NamedTuple):
                 of_group |= {"places": places} if self.top is not None else {"values": self.values[rows]}
                 yield self._replace(**of_group, totals=None, groups=None, n_groups=1, only_group=group)
 
-    def weight_in_groups(self) -> Any:
-        """Return the total weight of the rows of each part `(G,)`; a number without `groups`."""
-        if self.groups is not None:
-            return np.bincount(self.groups, self.weights, self.n_groups)
-        return len(self.label) if self.weights is None else self.weights.sum()
-
 
 class Parts(NamedTuple):
     """Parts of the rows of a batch, such as groups or clusters."""
@@ -108,14 +104,6 @@ class Parts(NamedTuple):
 def takes_pieces(accumulator: Any, task: Task, from_logits: bool) -> bool:
     """Return whether an accumulator has a method `add_piece` for the events of this input."""
     return hasattr(accumulator, "takes_pieces") and accumulator.takes_pieces(task, from_logits)
-
-
-def skips_ignored(adder: Any) -> bool:
-    """Return whether `add_piece` leaves out the rows with the label `Piece.ignored`; the innermost accumulator does."""
-    while hasattr(adder, "accumulator"):
-        adder = adder.accumulator
-    found: bool = adder.skips_ignored
-    return found
 
 
 _Place = tuple[int, int, slice]
@@ -147,19 +135,22 @@ class LabelledRows(NamedTuple):
         n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
         n_rows, n_values, shares = max(_ROWS, _PER_PART * n_parts), _VALUES, _SHARES
         is_ready = self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous  # needs no copy of the values
-        if not self.has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
+        has_loops, has_absent = self.has_loops, self.weights is not None or self.input_format.ignore_index is not None
+        if not has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
             n_values, shares = self.preds.size if is_ready else 2 * _VALUES, 1
-        has_columns = self.weights is not None or self.parts is not None or self.input_format.ignore_index is not None
-        if is_ready and not has_columns and self.axis is None and n_adders == 1 and self.label.dtype == _INT64:
+        if self.weights is not None:
+            is_ready = is_ready and self.weights.dtype in COMPILED_WEIGHTS and self.weights.flags.c_contiguous
+        is_ready = is_ready and (has_loops or not has_absent)  # plain code copies the other rows
+        if is_ready and self.parts is None and self.axis is None and n_adders == 1 and self.label.dtype == _INT64:
             # Code that reads each row once needs no small pieces, whose calls take time.
             n_rows = n_values = min(max(_FEWEST, -(-self.label.size // shares)), _TOGETHER)
         most_in_item = _LARGE_ITEM if is_by_item else _ROWS
         return _places(self.label.shape, self.n_classes, n_rows, n_values, most_in_item, shares)
 
-    def piece(self, place: _Place, detail: "Detail", keeps_ignored: bool = False) -> Piece | None:
+    def piece(self, place: _Place, detail: "Detail") -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
 
-        Binary rows are not checked. With `keeps_ignored`, ignored rows of binary pieces and of columns are not removed.
+        Binary rows and, without parts, their weights are not checked, and all of them are kept.
         """
         input_format, parts, label = self.input_format, self.parts, self.label
         if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
@@ -171,8 +162,9 @@ class LabelledRows(NamedTuple):
         has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
         has_columns = has_columns and self.axis is not None and len(y) >= _LARGE_ITEM
         # 1. Remove rows that are ignored or have weight 0, whose values may be invalid. A mask is an ignored label.
-        ignored, keeps_ignored = input_format.ignore_index, keeps_ignored and (has_columns or self.axis is None)
-        if keeps_ignored and w is not None and w.dtype == np.bool_:
+        #    The pass over binary rows or columns removes ignored ones, and that over binary rows those of weight 0.
+        ignored = input_format.ignore_index
+        if has_columns and w is not None and w.dtype == np.bool_:
             ignored = _NO_LABEL if ignored is None else ignored
             if y.min() == _NO_LABEL:
                 return None
@@ -180,18 +172,15 @@ class LabelledRows(NamedTuple):
         # Rows of several classes are not copied, but read at their places.
         values, places = x, None
         x = None if self.axis is not None and not has_columns else x
-        if ignored is not None and not (keeps_ignored and w is None):
-            places, x, y, w, keys = _kept(y != ignored, places, x, y, w, keys)
+        keeps_ignored = self.axis is None or has_columns
+        if ignored is not None and not (keeps_ignored and (w is None or (self.axis is None and parts is None))):
+            places, x, y, w, keys = kept(y != ignored, places, x, y, w, keys)
             ignored = None
-        if w is not None and len(w):
-            least = w.min().item()  # NaN if a weight is NaN
-            if not (least >= 0 and (self.copies or w.max().item() <= MOST_WEIGHT)):
+        if w is not None and (self.axis is not None or parts is not None):
+            found = with_weight(w, places, x, y, keys)
+            if found is None:
                 return None
-            if least < LEAST_WEIGHT:
-                places, x, y, w, keys = _kept(w != 0, places, x, y, w, keys)
-                if len(w) and w.min().item() < LEAST_WEIGHT:
-                    return None
-            w = w.astype(np.float64, copy=False)
+            w, places, x, y, keys = found
         # 2. Number of the part of each row
         only_group, n_groups = None, 1
         groups: Any = None
@@ -207,7 +196,7 @@ class LabelledRows(NamedTuple):
                 return None
             else:
                 if not is_known:
-                    places, x, y, w, groups = _kept(groups >= 0, places, x, y, w, groups)
+                    places, x, y, w, groups = kept(groups >= 0, places, x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
         columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values, ignored
@@ -318,9 +307,7 @@ def _add_piece(
     rows: LabelledRows, place: _Place, detail: "Detail", adders: Sequence[Any], totals: Sequence[Any]
 ) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
-    may_ignore = rows.weights is not None or rows.input_format.ignore_index is not None
-    keeps_ignored = may_ignore and all(map(skips_ignored, adders))
-    piece = rows.piece(place, detail, keeps_ignored)
+    piece = rows.piece(place, detail)
     if piece is None:
         return False
     if not len(piece.label):
@@ -466,23 +453,6 @@ def _ranges(n: int, most: int, shares: int) -> list[tuple[int, int]]:
     shares = min(shares, 1 << (n_ranges - 1).bit_length())
     n_ranges = min(n, -(-n_ranges // shares) * shares)
     return [(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)]
-
-
-def _kept(keep: Any, places: Any, *columns: Any) -> Sequence[Any]:
-    """Return the places, None for all, and the entries of columns where `keep` is True.
-
-    A key that all rows share has another length.
-    """
-    rows = np.flatnonzero(keep)
-    n_removed = len(keep) - len(rows)
-    if not n_removed:
-        return places, *columns
-    places = rows if places is None else places[rows]
-    if n_removed > _FEW_REMOVED:
-        return places, *(x if x is None or len(x) != len(keep) else x.take(rows, 0) for x in columns)
-    runs = [slice(begin + 1, end) for begin, end in pairwise([-1, *np.flatnonzero(~keep).tolist(), len(keep)])]
-    copies = (x if x is None or len(x) != len(keep) else np.concatenate([x[run] for run in runs]) for x in columns)
-    return places, *copies
 
 
 def detail_of(accumulators: Iterable[Any], task: Task) -> "Detail":

@@ -91,14 +91,16 @@ class SumState(Generic[S]):
     def add_piece(self, piece: Piece, total: Any) -> bool:
         """Add a piece to a state, a numpy array, in place. Return False for an invalid piece; see `core.pieces`."""
         accumulator: Any = self.accumulator
-        is_valid: bool = accumulator.add_piece(piece, total[self._offset :].reshape(self.shape))
-        if is_valid and self._offset > N_IGNORED and not piece.copies:
-            flags = total[N_IGNORED : self._offset].reshape(self.shape[:-2])
-            weight = piece.weight_in_groups()
-            if piece.groups is not None:
-                flags += weight.reshape(-1, *[1] * (flags.ndim - 1))
-            else:
-                flags[... if piece.only_group is None else piece.only_group] += weight
+        sums = total[self._offset :].reshape(self.shape)
+        if piece.copies or self._offset == N_IGNORED:
+            return bool(accumulator.add_piece(piece, sums))
+        # The flag is the total weight of rows whose weights are not numbers of copies. The differences of bins are
+        # never negative, and not 0 for a small weight in an empty bin.
+        part = ... if piece.only_group is None else piece.only_group
+        weights, flags = sums[part][..., 0, :], total[N_IGNORED : self._offset].reshape(self.shape[:-2])
+        before = weights.copy()
+        is_valid = bool(accumulator.add_piece(piece, sums))
+        flags[part] += (weights - before).sum(-1)
         return is_valid
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:

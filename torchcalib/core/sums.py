@@ -6,7 +6,7 @@ The sums of several batches or processes are added. Metrics with equal accumulat
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -352,9 +352,6 @@ class ScoreAccumulator:
 
         return Demand(None, coefficients=self.of_statistics)
 
-    skips_ignored: ClassVar[bool] = False
-    """See `EqualWidthBins`."""
-
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
         """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""
         is_own = type(self) is ScoreAccumulator and not self.by_class  # a subclass may have other sums
@@ -369,7 +366,7 @@ class ScoreAccumulator:
         if piece.totals is None:
             assert self.kind is not None  # see `takes_pieces`
             source: Any = source_of("binary_scores", "cpu", torch.float64, piece.n_values, "auto")
-            columns = piece.weights, piece.groups, piece.n_groups
+            columns = piece.weights, piece.groups, piece.n_groups, piece.ignored
             weight, score = source.labelled_sums(piece.values, piece.label, self.kind, piece.from_logits, *columns)
         else:
             totals = piece.totals if piece.groups is not None else piece.totals[:, 0].tolist()

@@ -18,6 +18,7 @@ from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from torchcalib.ops.threads import in_threads
+from torchcalib.ops.weighted_rows import LEAST_WEIGHT, MOST_WEIGHT
 
 FEW_CLASSES = 48  # largest number of classes for which vector instructions span `LANES` rows instead of one row
 LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
@@ -41,6 +42,13 @@ _ROOT2 = F(math.sqrt(2))
 _LOG2 = math.log(2)
 _T1, _T3, _T5, _T7, _T9 = (F(2 / k) for k in (1, 3, 5, 7, 9))
 _SMALLEST = F(2.0**-126)  # smallest normal float32
+
+# Smallest and largest weight except 0. All positive and finite numbers of float32 are valid weights.
+_LIMITS = {
+    np.dtype(np.float32): np.array((2.0**-149, np.finfo(np.float32).max), np.float32),
+    np.dtype(np.float64): np.array((LEAST_WEIGHT, MOST_WEIGHT)),
+    np.dtype(np.int64): np.array((1, np.iinfo(np.int64).max)),
+}
 
 # Decorator for functions to inline in loops. "contract" allows fused multiply-add, but no reordering of sums.
 step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
@@ -237,6 +245,23 @@ def count_outside(x, low, high):
 
 
 @step
+def is_absent(label, ignored, weight):
+    """Return whether a row is not added: it has the label `ignored` or the weight 0. Its values may be invalid."""
+    absent = False
+    if ignored is not None:
+        absent |= label == ignored
+    if weight is not None:
+        absent |= weight == 0
+    return absent
+
+
+@step
+def is_weight(weight, limits):
+    """Return whether a weight that is not 0 is valid; `limits` are those of `weights_for_loops`."""
+    return (weight >= limits[0]) & (weight <= limits[1])
+
+
+@step
 def all_bits(x):
     """Return the bitwise "or" of all integers: 0 or 1 if every integer is 0 or 1, and another number otherwise."""
     bits = x[0]
@@ -381,6 +406,13 @@ def fill_logs(q, logs):
         value = log(x)  # outside of the conditions, which would be branches
         value = value if x != ZERO else ZERO
         logs[k] = value if x >= ZERO else NAN
+
+
+def weights_for_loops(weights: Any) -> tuple[Any, Any]:
+    """Return contiguous weights in a dtype for which loops are compiled, and their limits in this dtype."""
+    if weights.dtype not in _LIMITS:
+        weights = weights.astype(np.int64)
+    return np.ascontiguousarray(weights), _LIMITS[weights.dtype]
 
 
 def contiguous_array(x: Tensor) -> Any:

@@ -321,3 +321,11 @@ def test_large_batches_that_are_converted_in_pieces(task, kind, monkeypatch):
         values = [function(preds, target, **how, weights=weights) for function in functions]
         found.append([*values, *(m.state for m in (*states, *by_group))])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_tiny_floating_weights_after_counts_set_the_flag_of_the_noise():
+    metric = tc.ECE(task="binary")
+    metric.update(torch.full((1000,), 0.31), torch.zeros(1000, dtype=torch.long))
+    assert metric.kind.of_batch(metric.state).noise_flag == 0
+    metric.update(torch.tensor([0.82]), torch.tensor([1]), torch.tensor([1e-20]))
+    assert metric.kind.of_batch(metric.state).noise_flag == pytest.approx(1e-20)

@@ -18,7 +18,6 @@ Norm = Literal["l1", "l2", "max", "mean", "signed", "debiased_l1", "debiased_l2"
 """Norm over bins of the gaps between frequency and mean confidence; see `bin_sums.bin_errors`."""
 N_NOISE = 4  # number of these sums
 ONE_ROW = 1e3  # largest 1 - sum w^2 / (sum w)^2 of a single row with rounding errors, in units of the precision
-LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150  # bounds of weights that are not 0; sums of squares are then finite
 
 
 class Bins(NamedTuple):

@@ -33,8 +33,11 @@ from torchcalib.ops.numba_math import (
     fill_exps,
     fill_limits,
     float_rows,
+    is_absent,
+    is_weight,
     lanes,
     step,
+    weights_for_loops,
 )
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.threads import in_threads, n_threads
@@ -114,30 +117,31 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
 
 
 @step
-def _n_invalid(confidence, label, n_labels, ignored):
-    """Return the number of events whose confidence is not in [0, 1], or whose label is not in [0, n_labels).
+def _n_invalid(confidence, label, n_labels, ignored, weights, limits):
+    """Return the number of events whose confidence is not in [0, 1], or with an invalid weight or label.
 
-    Events with the label `ignored` are valid.
+    Labels are in [0, n_labels), or any if it is None. Events that are absent are valid.
     """
     invalid = np.int32(0)
     for i in range(confidence.size):  # without branches, which would prevent vector instructions
         is_valid = (confidence[i] >= 0) & (confidence[i] <= 1) & (label[i] >= 0) & (label[i] < n_labels)
-        if ignored is not None:
-            is_valid |= label[i] == ignored
+        if weights is not None:
+            is_valid &= is_weight(weights[i], limits)
+        is_valid |= is_absent(label[i], ignored, None if weights is None else weights[i])
         invalid += np.int32(not is_valid)
     return invalid
 
 
 @step
-def _split_by_outcome(label, event, ignored, last, cells):
+def _split_by_outcome(label, event, ignored, weights, last, cells):
     """Replace each cell by two: 2 * cell, and 2 * cell + 1 for the outcome 1, that the label is `event`.
 
-    Events with the label `ignored` get the cells from `last` on in turn, so that few additions wait for each other.
+    Events that are absent get the cells from `last` on in turn, so that few additions wait for each other.
     """
     for i in range(label.size):
         cell = np.int32(2 * cells[i] + np.int32(label[i] == event))
-        if ignored is not None:
-            cell = np.int32(last + (i & (_COPIES - 1))) if label[i] == ignored else cell
+        absent = is_absent(label[i], ignored, None if weights is None else weights[i])
+        cell = np.int32(last + (i & (_COPIES - 1))) if absent else cell
         cells[i] = cell
 
 
@@ -154,19 +158,19 @@ def _add_to(x, totals):
 
 
 @compiled_loop
-def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squares, edges, right, sums):
+def add_labels(confidence, label, event, n_labels, ignored, weights, limits, groups, squares, edges, right, sums):
     """Add events with the outcomes 0 and 1, as `add_events` does; `squares` is True for squared weights, or None.
 
     The outcome of a row is 1 if its label is `event`. Cells are computed by vector instructions, and one more adds an
-    event to its sums. Rows with the label `ignored` are not added. Return False, and add nothing, if an event is
-    invalid; see `_n_invalid`. `n_labels` None skips the check.
+    event to its sums. Rows with the label `ignored` or the weight 0 are absent, and may have any values. Return False,
+    and add nothing, if an event is invalid; see `_n_invalid`. `n_labels` None skips the check.
     """
     confidence, label = borrowed(confidence), borrowed(label)
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1: of w, w p, w p (1 - p) and w^2. The
     #    fifth one is that of w^2 p (1 - p). For few events, adding the copies would take longer than they save.
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 4 if squares is None else 8
     copies = _COPIES if groups is None and confidence.size > BLOCK else 1
-    last = 2 * copies * n_cells  # first cell of ignored events, whose sums are not added
+    last = 2 * copies * n_cells  # first cell of absent events, whose sums are not added
     totals = np.zeros((last + _COPIES) * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     w = 1.0
@@ -174,7 +178,8 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
         values, labels = confidence[start : start + BLOCK], label[start : start + BLOCK]
-        if n_labels is not None and _n_invalid(values, labels, n_labels, ignored):
+        shares: Any = None if weights is None else weights[start : start + BLOCK]
+        if n_labels is not None and _n_invalid(values, labels, n_labels, ignored, shares, limits):
             return False
         if groups is not None:
             _fill_first_cells(groups[start : start + BLOCK], n_bins, first)
@@ -183,10 +188,8 @@ def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squ
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        _split_by_outcome(labels, event, ignored, last, cells)
+        _split_by_outcome(labels, event, ignored, shares, last, cells)
         # 3. Additions, which are sequential because two events can have the same cell.
-        if weights is not None:
-            shares = weights[start : start + BLOCK]
         for i in range(values.size):
             at = np.uintp(width * cells[i])
             if weights is not None:
@@ -234,7 +237,7 @@ def _add_columns(confidence, outcome, edges, right, sums):
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        _split_by_outcome(outcomes, 1, None, 0, cells)
+        _split_by_outcome(outcomes, 1, None, None, 0, cells)
         for i in range(values.size):
             value = np.float64(values[i])
             add_four(totals, np.uintp(4 * cells[i]), 1.0, value, value * (1.0 - value), 0.0)
@@ -473,7 +476,7 @@ def event_sums(events: EventColumns, bins: Bins, shape: tuple[int, int]) -> Tens
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
         if countable and not all_bits(o[element, block]) & ~1:
-            add_labels(c[element, block], o[element, block], 1, None, None, None, group, None, *options[1:], into)
+            add_labels(c[element, block], o[element, block], 1, None, None, None, None, group, None, *options[1:], into)
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
@@ -529,9 +532,19 @@ def add_labelled(
     ignored: int | None = None,
 ) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place, as `plain.add_labelled` does."""
-    events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels, ignored, weights, groups
+    events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels, ignored
     squares = None if weights is None or bins.copies or len(sums) == 3 else True
-    return bool(add_labels(*events, squares, _edges(bins.n_bins), bins.right, sums))
+    return bool(
+        add_labels(
+            *events,
+            *((None, None) if weights is None else weights_for_loops(weights)),
+            groups,
+            squares,
+            _edges(bins.n_bins),
+            bins.right,
+            sums,
+        )
+    )
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
 from torchcalib.ops.logs import elementwise, spread_infinite_logits, through_softmax
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
+from torchcalib.ops.weighted_rows import kept, with_weight
 
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
@@ -114,8 +115,8 @@ def add_labelled(
     """Add events with labels to `sums` `(F, G * B)` in place. Return False, with incomplete sums, if one is invalid.
 
     All arguments are numpy arrays. Labels are in [0, n_labels), and the outcome of a row is 1 if its label is `event`.
-    Rows with the label `ignored` are not added, without weights. `weights` are positive, or None for 1; `groups` are in
-    [0, G), or None for G = 1.
+    Rows with the label `ignored` or the weight 0 are not added. `weights` are float32, float64 or integers, or None for
+    1; `groups` are in [0, G), or None for G = 1.
     """
     if len(label) > 2 * _SAMPLES:
         columns = confidence, label, weights, groups
@@ -124,10 +125,15 @@ def add_labelled(
             if not add_labelled(p, y, w, g, bins, sums, event, n_labels, ignored):
                 return False
         return True
-    if ignored is not None and len(rows := np.flatnonzero(label != ignored)) < len(label):
-        confidence, label, groups = (None if x is None else x[rows] for x in (confidence, label, groups))
-        if not len(label):
-            return True
+    if ignored is not None:
+        _, confidence, label, weights, groups = kept(label != ignored, None, confidence, label, weights, groups)
+    if weights is not None:
+        found = with_weight(weights, None, confidence, label, groups)
+        if found is None:
+            return False
+        weights, _, confidence, label, groups = found
+    if not len(label):
+        return True
     if label.dtype == np.int64:  # not of rows, which are valid
         is_valid = confidence.min() >= 0 and confidence.max() <= 1 and label.view(np.uint64).max() < n_labels
         if not is_valid:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torchcalib.ops.numba_math import (
     BLOCK,
     ZERO,
+    add_four,
     all_bits,
     clipped,
     compiled_loop,
@@ -27,12 +28,15 @@ from torchcalib.ops.numba_math import (
     count_outside,
     exp,
     exp64,
+    is_absent,
+    is_weight,
     lanes,
     log1p_of_fraction,
     log1p_of_fraction32,
     log64,
     log_of_complement,
     step,
+    weights_for_loops,
 )
 from torchcalib.ops.threads import in_threads
 
@@ -45,6 +49,19 @@ def _count_shares(t):
     count = np.int32(0)
     for k in range(t.size):
         count += np.int32(0) if (t[k] == 0) | (t[k] == 1) else np.int32(1)
+    return count
+
+
+@lanes
+def _count_invalid(values, low, high, label, ignored, weights, limits):
+    """Return the number of rows that are not absent and have an invalid value, label or weight."""
+    count = np.int32(0)
+    for k in range(values.size):
+        is_valid = (values[k] >= low) & (values[k] <= high) & (label[k] & ~1 == 0)
+        if weights is not None:
+            is_valid &= is_weight(weights[k], limits)
+        is_valid |= is_absent(label[k], ignored, None if weights is None else weights[k])
+        count += np.int32(not is_valid)
     return count
 
 
@@ -173,39 +190,45 @@ def _add(x, totals):
 
 
 @lanes
-def _weighted_sum(x, weights):
-    """Return the sums of the weights and of their products with x."""
-    weight, total = 0.0, 0.0
+def _weighted_sum(x, label, ignored, weights):
+    """Return the sums of the weights and of their products with x, over rows that are not absent."""
+    weight, total, w = 0.0, 0.0, 1.0
     for k in range(x.size):
-        weight += weights[k]
-        total += weights[k] * x[k]
+        absent = is_absent(label[k], ignored, None if weights is None else weights[k])
+        if weights is not None:
+            w = np.float64(weights[k])
+        weight += 0.0 if absent else w
+        total += 0.0 if absent else w * np.float64(x[k])
     return weight, total
 
 
 @step
-def _add_in_groups(scores, weights, groups, totals):
-    """Add weights, and scores times weights, to the pairs of totals of their groups.
+def _add_in_groups(scores, label, ignored, weights, groups, totals):
+    """Add weights, and scores times weights, to the totals of their groups, unless a row is absent.
 
-    The pair is in the copy k mod 4, because neighbours often share a group.
+    The totals are in the copy k mod 4, because neighbours often share a group. There are four for each group, of which
+    two are 0: a single vector instruction then adds them.
     """
-    w, n_groups = 1.0, totals.size // 8
+    w, n_groups = 1.0, totals.size // 16
     for k in range(scores.size):
+        if is_absent(label[k], ignored, None if weights is None else weights[k]):
+            continue
         if weights is not None:
-            w = weights[k]
-        at = np.uintp(2 * ((k & 3) * n_groups + groups[k]))
-        totals[at] += w
-        totals[at + np.uintp(1)] += w * np.float64(scores[k])
+            w = np.float64(weights[k])
+        at = np.uintp(4 * ((k & 3) * n_groups + groups[k]))
+        add_four(totals, at, w, w * np.float64(scores[k]), 0.0, 0.0)
 
 
 @compiled_loop
-def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buffer, narrow, totals):
+def _add_scores(x, t, labels, shares, ignored, weights, limits, groups, is_log, from_logits, buffer, narrow, totals):
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
     `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32. With `weights` or `groups`, rows have one value, and `totals` are four copies of pairs
-    of the weight and the score of each group.
+    is float64, `narrow` float32. With `ignored`, `weights` or `groups`, rows have one value, and the first two `totals`
+    are the weight and the score; with `groups`, as for `_add_in_groups`. Rows with the label `ignored` or the weight 0
+    are absent, and may have any values.
     """
-    width = totals.size if weights is None and groups is None else 1
+    width = totals.size if ignored is None and weights is None and groups is None else 1
     size = max(1, BLOCK // width) * width
     is_narrow = is_log and from_logits and labels is not None and x.itemsize == narrow.itemsize
     number = x.dtype.type
@@ -215,9 +238,15 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
         values, targets = x[start : start + size], t[start : start + size]
         out = buffer[: values.size]
         n_shares = 0
-        invalid = count_outside(values, low, high) > 0
-        if labels is not None:
-            invalid |= all_bits(targets) & ~1 != 0
+        w = None if weights is None else weights[start : start + size]
+        if ignored is not None:
+            invalid = _count_invalid(values, low, high, targets, ignored, w, limits) > 0
+        elif weights is not None:
+            invalid = _count_invalid(values, low, high, targets, None, w, limits) > 0
+        else:
+            invalid = count_outside(values, low, high) > 0
+            if labels is not None:
+                invalid |= all_bits(targets) & ~1 != 0
         if shares is not None:
             n_shares = _count_shares(targets)
             invalid |= n_shares > 0 and count_outside(targets, number(0), number(1)) > 0
@@ -240,16 +269,16 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
             _fill_log_losses(values, targets, out)
         # 3. Sums
         if groups is not None:
-            w, g = None if weights is None else weights[start : start + size], groups[start : start + size]
+            g = groups[start : start + size]
             if is_narrow:
-                _add_in_groups(narrow[: values.size], w, g, totals)
+                _add_in_groups(narrow[: values.size], targets, ignored, w, g, totals)
             else:
-                _add_in_groups(out, w, g, totals)
-        elif weights is not None:
-            w = weights[start : start + size]
-            weight, total = _weighted_sum(narrow[: values.size], w) if is_narrow else _weighted_sum(out, w)
-            totals[0] += weight
-            totals[1] += total
+                _add_in_groups(out, targets, ignored, w, g, totals)
+        elif ignored is not None or weights is not None:
+            columns = targets, ignored, w
+            found = _weighted_sum(narrow[: values.size], *columns) if is_narrow else _weighted_sum(out, *columns)
+            totals[0] += found[0]
+            totals[1] += found[1]
         elif is_narrow:
             _add(narrow[: values.size], totals)
         else:
@@ -267,7 +296,7 @@ def _add_pieces(x, t, labels, shares, is_log, from_logits, first, size, sums):
     for i in range(len(sums)):
         row, piece = divmod(first + i, n_pieces)
         part = slice(piece * size, (piece + 1) * size)
-        options = None, None, is_log, from_logits, buffer, narrow
+        options = None, None, None, None, is_log, from_logits, buffer, narrow
         _add_scores(x[row, part], t[row, part], labels, shares, *options, sums[i])
 
 
@@ -283,16 +312,18 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 
 
 def labelled_sums(
-    values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
+    values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int, ignored: int | None
 ) -> Any:
     """Return the weight and the sum of scores of each group as `plain.labelled_sums` does."""
     x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
-    totals = np.zeros(1 if weights is None and groups is None else 8 * n_groups)
+    is_plain = ignored is None and weights is None and groups is None
+    totals = np.zeros(1 if is_plain else 16 * n_groups)
     buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)
-    _add_scores(x, t, t, None, weights, groups, kind == "log", from_logits, buffer, narrow, totals)
+    columns = ignored, *((None, None) if weights is None else weights_for_loops(weights)), groups
+    _add_scores(x, t, t, None, *columns, kind == "log", from_logits, buffer, narrow, totals)
     if groups is not None:
-        return totals.reshape(4, n_groups, 2).sum(0).T
-    return (len(t), totals.item(0)) if weights is None else (totals.item(0), totals.item(1))
+        return totals.reshape(4, n_groups, 4).sum(0).T[:2]
+    return (len(t), totals.item(0)) if is_plain else (totals.item(0), totals.item(1))
 
 
 def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:

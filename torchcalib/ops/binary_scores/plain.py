@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from torchcalib.ops.logs import safe_log, xmul
+from torchcalib.ops.weighted_rows import kept, with_weight
 
 _PIECE = 2**18  # values per piece: smaller pieces need more calls, and larger ones do not fit the cache
 _LARGE = 40  # log(1 + e^x) is x for larger x, with a relative error below 1e-18
@@ -30,12 +31,23 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 
 
 def labelled_sums(
-    values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
+    values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int, ignored: int | None
 ) -> Any:
     """Return the weight and the sum of scores of all rows, or of each group `(G,)`; NaN if a value is invalid.
 
-    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None.
+    All arguments are numpy arrays. `weights` are float32, float64 or integers, or None for 1; `groups` are in [0, G),
+    or None. Rows with the label `ignored` or the weight 0 are not added, and may be invalid.
     """
+    invalid = (0, math.nan) if groups is None else (0, np.full(n_groups, math.nan))
+    if ignored is not None:
+        _, values, label, weights, groups = kept(label != ignored, None, values, label, weights, groups)
+    if weights is not None:
+        found = with_weight(weights, None, values, label, groups)
+        if found is None:
+            return invalid
+        weights, _, values, label, groups = found
+    if not len(label):
+        return (0, 0.0) if groups is None else (0, np.zeros(n_groups))
     x, t = torch.from_numpy(values)[None], torch.from_numpy(label)[None]
     if weights is None and groups is None:
         return len(label), score_sums(x, t, kind, from_logits).item()
@@ -43,7 +55,7 @@ def labelled_sums(
     dtype = torch.float32 if is_narrow else torch.float64
     scores = _scores(x, t, kind, from_logits, torch.empty(x.shape, dtype=dtype, device="cpu"))
     if scores is None:
-        return (0, math.nan) if groups is None else (0, np.full(n_groups, math.nan))
+        return invalid
     column = scores.double().numpy()[0]
     column = column if weights is None else column * weights
     if groups is None:
