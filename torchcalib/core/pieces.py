@@ -123,21 +123,21 @@ class LabelledRows(NamedTuple):
     axis: int | None  # class axis of multi-class predictions: 1 or the last one
     n_classes: int  # 1 if binary
 
-    @property
-    def has_loops(self) -> bool:
-        """Whether compiled loops read the pieces, of which our threads read several at a time."""
-        return choose("rows" if self.n_classes > 1 else "events", "cpu", self.label.size * self.n_classes) == "numba"
+    def places(self, n_adders: int, has_loops: bool) -> list[_Place]:
+        """Return the places of the pieces, which compiled loops read or not.
 
-    def places(self, n_adders: int) -> list[_Place]:
-        """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
+        Pieces contain no more than one item if each large item is in one part.
+        """
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
         n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
         n_rows, n_values, shares = max(_ROWS, _PER_PART * n_parts), _VALUES, _SHARES
-        is_ready = self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous  # needs no copy of the values
-        has_loops, has_absent = self.has_loops, self.weights is not None or self.input_format.ignore_index is not None
+        # Values need no copy, unless rows between them are absent. Rows of other class axes are transposed.
+        is_ready = self.dtype.itemsize >= 4 and self.preds.flags.c_contiguous and self.axis in (None, self.label.ndim)
+        has_absent = self.weights is not None or self.input_format.ignore_index is not None
         if not has_loops:  # few calls of torch; `ops.softmax_stats` divides rows that are not copied
-            n_values, shares = self.preds.size if is_ready else 2 * _VALUES, 1
+            is_copied = not is_ready or has_absent or self.parts is not None
+            n_values, shares = 2 * _VALUES if is_copied else self.preds.size, 1
         if self.weights is not None:
             is_ready = is_ready and self.weights.dtype in COMPILED_WEIGHTS and self.weights.flags.c_contiguous
         is_ready = is_ready and (has_loops or not has_absent)  # plain code copies the other rows
@@ -296,10 +296,11 @@ def add_rows(rows: LabelledRows, detail: "Detail", adders: Sequence[Any], totals
     label, n_values = rows.label, rows.label.size * rows.n_classes
     if rows.parts is None and label.size <= _ROWS and n_values <= _VALUES:
         return _add_piece(rows, (0, len(label), _ALL), detail, adders, totals)
-    places = rows.places(len(adders))
+    has_loops = choose("rows" if rows.n_classes > 1 else "events", "cpu", n_values) == "numba"
+    places = rows.places(len(adders), has_loops)
     n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
     if n_chunks > 1:
-        return _add_chunks(rows, places, detail, adders, totals, n_chunks)
+        return _add_chunks(rows, places, detail, adders, totals, n_chunks, has_loops)
     return all(_add_piece(rows, place, detail, adders, totals) for place in places)
 
 
@@ -325,8 +326,12 @@ def _add_chunks(
     adders: Sequence[Any],
     totals: Sequence[Any],
     n_chunks: int,
+    has_loops: bool,
 ) -> bool:
-    """Add chunks of consecutive pieces in several threads: the first to the totals, others to sums of their own."""
+    """Add chunks of consecutive pieces: the first to the totals, others to sums of their own.
+
+    Compiled loops work in several threads.
+    """
     from torchcalib.ops.threads import in_threads
 
     found = [totals, *([np.zeros_like(total) for total in totals] for _ in range(n_chunks - 1))]
@@ -337,7 +342,7 @@ def _add_chunks(
             for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
                 are_added[k] &= _add_piece(rows, place, detail, adders, found[k])
 
-    if rows.has_loops:
+    if has_loops:
         in_threads(add, n_chunks, rows.label.size * rows.n_classes)
     else:
         add(0, n_chunks)  # operations of torch use several threads by themselves, and wait for each other in ours

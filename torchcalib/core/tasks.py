@@ -310,8 +310,8 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
 def infer_task(preds: Tensor, target: Tensor, options: Mapping[str, Any] | None = None) -> Task:
     """Return the task that input options imply, or else the shapes of a batch element; see `task_of`."""
     options = options or {}
-    is_implied = not options.get("positive_classes") is options.get("num_classes") is options.get("num_labels") is None
-    if preds.dim() == 1 and preds.shape == target.shape and not is_implied:
+    has_hint = any(options.get(name) is not None for name in ("positive_classes", "num_classes", "num_labels"))
+    if preds.dim() == 1 and preds.shape == target.shape and not has_hint:
         return "binary"
     own, other, n = tuple(preds.shape), tuple(target.shape), options.get("batch_dims", 0)
     if is_int(n) and 0 < n < min(len(own), len(other)):

@@ -193,7 +193,7 @@ class Csv(_Table):
             row = ragged[0]
             raise InputError(
                 f"`{self.label}` must have {row.expected_columns} cells in every row, as in its header, got "
-                f"{row.actual_columns} in line {row.number}: {shown(row.text)}. Put cells with the separator into "
+                f"{row.actual_columns} in row {row.number}: {shown(row.text)}. Put cells with the separator into "
                 "quotes, and fill missing cells."
             ) from error
 

@@ -120,7 +120,9 @@ class PenaltyLoss(nn.Module):
         """Return the penalty for a batch as a scalar."""
         weights = weights_from(weights, sample_weight)
         is_on_cpu = _is_on_cpu(preds)
-        found = None if is_on_cpu else self.penalty.of_batch(Batch(self.input_format, preds, target, weights))
+        found = None
+        if not is_on_cpu and isinstance(weights, Tensor | None):
+            found = self.penalty.of_batch(Batch(self.input_format, preds, target, weights))
         if found is not None:
             return found
         p = self.input_format.read(preds, target, weights, batch_shape=(), wait=is_on_cpu)

@@ -56,7 +56,7 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
     keys = label_keys(score, label) if complements is None else complements
     label = torch.empty(label.shape, dtype=torch.uint8, device="cpu")
     keys.numpy().sort(axis=-1)
-    score = keys.view(score.dtype) if complements is None else torch.empty_like(score)
+    score = keys.view(score.dtype) if complements is None else torch.empty(score.shape, dtype=score.dtype, device="cpu")
     in_order, labels, scores = keys.view(-1).numpy(), label.view(-1).numpy(), score.view(-1).numpy()
     for start in range(0, len(in_order), _BLOCK):
         block = in_order[start : start + _BLOCK]
@@ -82,9 +82,11 @@ def _complement_keys(score: Tensor, label: Tensor) -> Tensor | None:
     for start in range(0, len(found), _BLOCK):
         values, block = given[start : start + _BLOCK], found[start : start + _BLOCK]
         exact = 1 - values
-        np.copyto(block.view(np.float32), exact, casting="same_kind")
-        if not (np.array_equal(block.view(np.float32), exact) and exact.min() >= 0 and exact.max() <= 0.5):
+        if not (exact.min() >= 0 and exact.max() <= 0.5):
             return None  # also for NaN
+        np.copyto(block.view(np.float32), exact, casting="same_kind")
+        if not np.array_equal(block.view(np.float32), exact):
+            return None
         np.subtract(_HALF, block, out=block)
         np.left_shift(block, 1, out=block)
         np.bitwise_or(block, labels[start : start + _BLOCK], out=block)

@@ -294,8 +294,8 @@ def catalogue_of(
 
     With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. The events of
     their only mode, the top label, are those of the positive class. Bins include sums of their noise and, if they have
-    a table, of their entropic calibration difference. Without `with_classes`, class-wise errors of a
-    multi-class task are omitted.
+    a table, of their entropic calibration difference. Without `with_classes`, class-wise errors of a multi-class task
+    are omitted.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
     modes = modes_of(task)

@@ -23,8 +23,8 @@ from torchcalib.ops.softmax_stats import matrices, plain
 
 _BLOCK = 2**15  # number of logits computed at a time on the CPU; torch would split more among threads
 _BLOCK_OF_CLASSES = 2**16  # the same for the log-odds of one class, which need fewer passes
-_MAX_CLASSES = 2**10  # largest number of classes for the compiled loop, whose blocks then fit into the cache
 _BLOCK_ELSEWHERE = 2**24  # the same on other devices, where a kernel launch is slower than the arithmetic
+_MAX_CLASSES = 2**10  # largest number of classes for the compiled loop, whose blocks then fit into the cache
 
 
 def log_odds(values: Tensor, members: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
@@ -67,6 +67,8 @@ def _forward(backend: Backend, values: Tensor, members: Tensor | None) -> Tensor
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
     if members is not None and members.shape[-1] == 1 and values.is_cpu:
         classes = members.reshape(-1)
+        if classes.numel() and not (classes.min() >= 0 and classes.max() < n_classes):
+            raise IndexError(f"`members` must be classes in [0, {n_classes}), got others.")
         backend = "torch" if backend == "auto" and n_classes > _MAX_CLASSES else backend
         source = source_of("log_odds", "cpu", values.dtype, values.numel(), backend)
         for part, matrix in matrices(values.detach()):

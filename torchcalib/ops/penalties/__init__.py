@@ -33,7 +33,7 @@ def error(
 
     `others` are outcomes and weights of the events, or the `batch.Columns` of the predictions, without gradient.
     Rows without weight have no effect. The penalty is NaN if a weight is NaN, or without weight. `formula` is the same
-    function of `x` in differentiable operations, for derivatives of higher order.
+    function of `x` in differentiable operations, for derivatives of higher order, which the squared error lacks.
     """
     value: Tensor = _error(x, others, options, dtype, formula)[0]
     return value

@@ -220,9 +220,9 @@ def _difference(values: Pair, better: Better, test: PairTest | None, adjusted: f
 def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
     """Return p-values adjusted for all differences; see `step_down`.
 
-    Each difference contributes the replicates of the set that decides its p-value. Those of the bootstrap
-    and of bins share random numbers. Null replicates of rank-based errors are independent of them, which makes the
-    adjustment conservative.
+    Each difference contributes the replicates of the set that decides its p-value. Those of the bootstrap and of bins
+    share random numbers. Null replicates of rank-based errors are independent of them, which makes the adjustment
+    conservative.
 
     Reference:
         Westfall and Young, as above; Romano, Wolf: Exact and approximate stepdown methods for multiple hypothesis
