@@ -170,6 +170,7 @@ def lines_of_probs(n, probs=(0.7, 0.3), **changes):
         (lines_of_probs(30, (0.7, 0.3)), r"Degenerate: every confidence is 0.7\."),
         (lines_of_probs(25, (1, 0)) + lines_of_probs(9, (0.6, 0.4)), "25 of 34 confidences are exactly 1, which may"),
         (lines_of_probs(9, (0.71, 0.29)) + lines_of_probs(3, (0, 1)), "3 outcomes that occurred is exactly 0. Prob"),
+        (lines_of_probs(9, (0.71, 0.29)) + lines_of_probs(1, (0, 1)), "1 outcome that occurred is exactly 0. Prob"),
     ],
 )
 def test_degenerate_confidences_are_marked(tmp_path, rows, mark):

@@ -143,10 +143,10 @@ def csv(text):
         (tokens([0.75]), "log-probabilities, which are at most 0, got 0.75"),
         (
             csv("id,confidence,correct\n1,0.5,1\n2,0.7\n"),
-            "must have 3 cells in every row, .* got 2 in line 3",
+            "must have 3 cells in every row, .* got 2 in row 3",
         ),
         (csv("id,correct,correct\n1,0.5,1\n"), "must have unique array names, got `correct` twice"),
-        (csv('id,confidence,correct\n1,"0.5,1\n'), "must have 3 cells in every row, .* got 2 in line 2"),
+        (csv('id,confidence,correct\n1,"0.5,1\n'), "must have 3 cells in every row, .* got 2 in row 2"),
         (("a.jsonl", b'{"id": 1, "confidence": 0.5, "correct": 1}\n{"id": 2, "conf'), "complete, readable log file"),
         (("a.jsonl", b'{"id": 1, "confidence": NaN, "correct": 1}\n'), "got nan in the confidence of line 1"),
         (("a.jsonl.gz", b"\x1f\x8b\x08\x00"), "complete, readable log file"),

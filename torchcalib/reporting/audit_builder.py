@@ -522,6 +522,7 @@ def _marks(source: str, event: str, data: Data, n_judged: int, detectable: float
         is_rounded = source != "frequency" and data.decimals in (0, 1, 2)
         rounded = " Probabilities are rounded to 2 decimals." if is_rounded else ""
         yield (
-            f"NLL is infinite: the probability of {n_impossible:,} outcomes that occurred is exactly 0."
+            f"NLL is infinite: the probability of {n_impossible:,} outcome{'s' * (n_impossible > 1)} that occurred is "
+            "exactly 0."
             f"{rounded} Use the Brier score."
         )

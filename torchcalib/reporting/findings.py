@@ -406,7 +406,8 @@ def _impossible_in_words(found: Findings) -> Iterator[str]:
         if found.task == "multiclass":
             yield f"{n} labels had predicted probability 0"
         elif found.are_confidences:
-            yield f"{n} answers with confidence {1 - outcome} are {'correct' if outcome else 'wrong'}"
+            are = "is" if k == 1 and found.data.weights_are_copies else "are"
+            yield f"{n} answers with confidence {1 - outcome} {are} {'correct' if outcome else 'wrong'}"
         elif found.task == "binary":
             yield f"in {n} rows with P({found.name(1)}) = {1 - outcome}, {found.name(outcome)} occurred"
         else:
