@@ -131,6 +131,22 @@ def test_labelled_events_equal_slow_loop(backend, n, dtype, ignored):
             assert np.array_equal(sums, before)
 
 
+@pytest.mark.parametrize("most", [0, 2**15], ids=["one part", "parts"])
+def test_plain_labelled_events_are_added_in_blocks(most, monkeypatch):
+    source = implementation("events", "torch")
+    confidence, _, weights, _, groups = (None if x is None else x.numpy() for x in grouped(1000, torch.float32))
+    label, bins = (np.arange(1000) % 3 == 0).astype(np.int64), Bins(7, False, "labels", False)
+    sums = np.zeros((2, 7, 7 * G))
+    assert source.add_labelled(confidence, label, weights + 0.5, groups, bins, sums[0])
+    monkeypatch.setattr(source, "_BLOCK", 64)
+    monkeypatch.setattr(source, "_MAX_SUMS", most)
+    monkeypatch.setattr("torchcalib.ops.threads.PER_RANGE", 64)
+    assert source.add_labelled(confidence, label, weights + 0.5, groups, bins, sums[1])
+    np.testing.assert_allclose(sums[1], sums[0], rtol=1e-12)
+    label[900] = 2
+    assert not source.add_labelled(confidence, label, weights + 0.5, groups, bins, sums[1])
+
+
 @of_backends
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64", "uint8", "bool"])
 @pytest.mark.parametrize("ignored", [None, 255])

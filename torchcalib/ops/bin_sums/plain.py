@@ -13,10 +13,13 @@ from torch import Tensor
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
 from torchcalib.ops.logs import elementwise, spread_infinite_logits, through_softmax
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
+from torchcalib.ops.threads import in_threads
 from torchcalib.ops.weighted_rows import kept, with_weight
 
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
+_BLOCK = 2**15  # events with labels per block: the largest number that torch does not divide among threads
+_PARTS, _MAX_SUMS = 8, 2**15  # numbers of parts of many such events, and of sums for which there are several parts
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _FEW_CLASSES = 16  # largest number of classes whose probabilities are all added to their bins one by one
@@ -118,13 +121,21 @@ def add_labelled(
     Rows with the label `ignored` or the weight 0 are not added. `weights` are float32, float64 or integers, or None for
     1; `groups` are in [0, G), or None for G = 1.
     """
-    if len(label) > 2 * _SAMPLES:
-        columns = confidence, label, weights, groups
-        for start in range(0, len(label), _SAMPLES):
-            p, y, w, g = (None if x is None else x[start : start + _SAMPLES] for x in columns)
-            if not add_labelled(p, y, w, g, bins, sums, event, n_labels, ignored):
-                return False
-        return True
+    if len(label) > 2 * _BLOCK:
+        # Parts with sums of their own are added in several threads, in blocks that torch does not divide among others.
+        n_parts = _PARTS if sums.size <= _MAX_SUMS else 1
+        columns, of_parts, are_added = (confidence, label, weights, groups), np.zeros((n_parts, *sums.shape)), [True]
+
+        def add(begin: int, end: int) -> None:
+            for k in range(begin, end):
+                last = len(label) * (k + 1) // n_parts
+                for start in range(len(label) * k // n_parts, last, _BLOCK):
+                    p, y, w, g = (None if x is None else x[start : min(start + _BLOCK, last)] for x in columns)
+                    are_added.append(add_labelled(p, y, w, g, bins, of_parts[k], event, n_labels, ignored))
+
+        in_threads(add, n_parts, len(label))
+        sums += of_parts.sum(0)
+        return all(are_added)
     if ignored is not None:
         _, confidence, label, weights, groups = kept(label != ignored, None, confidence, label, weights, groups)
     if weights is not None:
