@@ -13,7 +13,7 @@ from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.weighted_rows import LEAST_WEIGHT, MOST_WEIGHT
+from torchcalib.ops.segments import LEAST_WEIGHT, MOST_WEIGHT
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 """Largest accepted distance from 1 of the sum of a row of probabilities, by dtype."""

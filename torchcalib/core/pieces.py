@@ -23,7 +23,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.ops.dispatch import choose, source_of
 from torchcalib.ops.operation import mode_of
-from torchcalib.ops.weighted_rows import COMPILED_WEIGHTS, kept, with_weight
+from torchcalib.ops.segments import COMPILED_WEIGHTS, kept, with_weight
 
 if TYPE_CHECKING:
     from torchcalib.core.inputs import InputFormat

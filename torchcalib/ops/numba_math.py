@@ -17,8 +17,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
+from torchcalib.ops.segments import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.threads import in_threads
-from torchcalib.ops.weighted_rows import LEAST_WEIGHT, MOST_WEIGHT
 
 FEW_CLASSES = 48  # largest number of classes for which vector instructions span `LANES` rows instead of one row
 LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently

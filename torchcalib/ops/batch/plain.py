@@ -17,7 +17,7 @@ from torchcalib.ops.batch.formula import (
     Columns,
     Plan,
 )
-from torchcalib.ops.weighted_rows import LEAST_WEIGHT, MOST_WEIGHT
+from torchcalib.ops.segments import LEAST_WEIGHT, MOST_WEIGHT
 
 
 class _Batch(NamedTuple):

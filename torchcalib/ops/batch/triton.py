@@ -15,9 +15,9 @@ from torch import Tensor
 
 from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, BinRule, Columns, MeanScore, Plan, n_sums
 from torchcalib.ops.bin_sums.triton import bin_errors, bin_of
+from torchcalib.ops.segments import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.softmax_stats import triton as softmax_stats
 from torchcalib.ops.softmax_stats.triton import log1p
-from torchcalib.ops.weighted_rows import LEAST_WEIGHT, MOST_WEIGHT
 
 _CHUNK = 32  # rows that a program of one warp loads at a time
 _PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
 from torchcalib.ops.logs import elementwise, spread_infinite_logits, through_softmax
-from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
-from torchcalib.ops.threads import in_threads
-from torchcalib.ops.weighted_rows import kept, with_weight
+from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums, kept, with_weight
 
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
@@ -122,6 +120,8 @@ def add_labelled(
     1; `groups` are in [0, G), or None for G = 1.
     """
     if len(label) > 2 * _BLOCK:
+        from torchcalib.ops.threads import in_threads
+
         # Parts with sums of their own are added in several threads, in blocks that torch does not divide among others.
         n_parts = _PARTS if sums.size <= _MAX_SUMS else 1
         columns, of_parts, are_added = (confidence, label, weights, groups), np.zeros((n_parts, *sums.shape)), [True]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from torchcalib.ops.logs import safe_log, xmul
-from torchcalib.ops.weighted_rows import kept, with_weight
+from torchcalib.ops.segments import kept, with_weight
 
 _PIECE = 2**18  # values per piece: smaller pieces need more calls, and larger ones do not fit the cache
 _LARGE = 40  # log(1 + e^x) is x for larger x, with a relative error below 1e-18
