@@ -390,7 +390,7 @@ def add_json(corpus):
     corpus.write("open.json", b"[%s" % row, "must be a complete")
     corpus.write("number.json", b"7", "must be a complete")
     corpus.write("numbers.json", b"[%s, 7]" % row, "each line must be an object")
-    corpus.write("many_numbers.json", b"[" + b"1, " * 10**6 + b"1]", "each line must be an object")
+    corpus.write("many_numbers.json", b"[" + b"1, " * 10**6 + b"1]", "got an array of values")
     corpus.write("columns.json", b'{"probs": {"0": 0.5}, "target": {"0": 1}}', None)
     corpus.write("utf16.json", row.decode().encode("utf-16"), "must be text in UTF-8")
     corpus.write("large.json", lambda: b"[%s]" % row + b" " * 129 * MB, "must have at most 128 MiB")

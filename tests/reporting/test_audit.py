@@ -137,14 +137,14 @@ def test_repeated_documents_are_found_in_later_blocks(tmp_path, monkeypatch):
         for k, row in enumerate(lines_of_probs(20))
     ]
     found = read(write_lines(tmp_path / "a.jsonl", rows))
-    assert (found.n_answers, found.n_documents) == (20, 17)
+    assert (found.n_answers, found.documents.n) == (20, 17)
     # Numbers with leading zeros are identifiers.
     monkeypatch.setattr(module, "_BLOCK", 2)
     rows = [
         {**lines_of_probs(1)[0], "item_id": name, "confidence": 0.1 + k / 10, "correct": k % 2}
         for k, name in enumerate(("00", "01", "a", "00"))
     ]
-    assert read(write_lines(tmp_path / "a.jsonl", rows)).n_documents == 3
+    assert read(write_lines(tmp_path / "a.jsonl", rows)).documents.n == 3
 
 
 def test_options_without_one_right_option_are_counted(tmp_path):

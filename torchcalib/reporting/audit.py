@@ -208,8 +208,6 @@ def _builders_of(
         if all(fit) and not any(builder.is_contradicted for builder in builders.values()):
             for part in parts:
                 builders[part].add(block)
-    for builder in builders.values():
-        builder.check_questions()
     return builders
 
 

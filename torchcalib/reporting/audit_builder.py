@@ -11,7 +11,7 @@ import math
 import shlex
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -80,6 +80,28 @@ class ConfidenceColumn(NamedTuple):
     from_logits: bool = False  # whether `preds` are log-probabilities of options
 
 
+class _Documents:
+    """Set of the questions seen so far. The numbers 0, 1, 2, ... need no memory, other identifiers 8 bytes each."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._seen: Any = None  # sorted hashes; None while all identifiers are the numbers 0 to n - 1
+
+    def add(self, names: Sequence[str]) -> bool:
+        """Add the questions of a block. Return True if one of them was seen before."""
+        if self._seen is None:
+            if list(names) == list(map(str, range(self.n, self.n + len(names)))):
+                self.n += len(names)
+                return False
+            self._seen = hashes_of([str(k) for k in range(self.n)]).sort().values.numpy()
+        # The algorithm of a stable sort merges sorted runs.
+        both = np.sort(np.concatenate((self._seen, np.sort(hashes_of(names).numpy()))), kind="stable")
+        is_new = np.append(True, both[1:] != both[:-1])
+        self._seen = both[is_new]
+        self.n = len(self._seen)
+        return not is_new.all()
+
+
 @dataclass
 class _Group:
     """Answers to a question that have the same meaning."""
@@ -133,7 +155,7 @@ class AuditBuilder:
         self.is_contradicted = False
         self.definitions: dict[tuple[str, str], ReportBuilder] = {}  # by source and event
         self.problems: dict[str, str] = {}  # sources with an ambiguous scale, and why
-        self.documents: list[Array] = []  # hash of the name of each question in this process, by block
+        self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
         self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
         self.samples = _SampledAnswers(options.same)
@@ -209,7 +231,7 @@ class AuditBuilder:
             chosen=chosen,
             others=tuple(name for name in names if name != chosen),
             n_answers=self.n_answers,
-            n_documents=self.n_documents,
+            n_documents=self.documents.n,
             n_options=(self.fewest, self.layout.width),
             n_bins=self.options.n_bins,
             nll_of_truth=-self.truth[0] / n_truth if n_truth else math.nan,
@@ -236,23 +258,11 @@ class AuditBuilder:
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
 
-    @property
-    def n_documents(self) -> int:
-        """Number of questions."""
-        return len(np.unique(np.concatenate(self.documents)))
-
-    def check_questions(self) -> None:
-        """Adapt the layout to repeated questions after the last block. The log must be read again for their texts."""
-        if self.n_documents < sum(map(len, self.documents)):
-            known = self.layout
-            self.layout = replace(known, has_repeated_names=True, repeats=known.has_repeated_names)
-            self.is_contradicted |= self.layout != known
-
     def fits(self, block: Block) -> bool:
         """Return True if a block agrees with the layout, and adapt the layout. If not, the log must be read again."""
         known = self.layout
-        names = block.questions if known.has_repeated_names and block.with_texts else block.documents
-        self.documents.append(np.fromiter(map(hash, names), np.int64, len(names)))
+        has_texts = block.with_texts
+        is_repeated = self.documents.add(block.questions if known.has_repeated_names and has_texts else block.documents)
         scales = {**known.scales}
         for source, stated in block.stated.items():
             before = known.scales.get(source, Scale(self.options.scale))
@@ -261,6 +271,8 @@ class AuditBuilder:
         self.layout = replace(
             known,
             width=max([known.width, *(int(each.max()) for each in sizes)]),
+            has_repeated_names=known.has_repeated_names or is_repeated,
+            repeats=known.repeats or (is_repeated and known.has_repeated_names and has_texts),
             scales=scales,
         )
         if self.layout.width > _MAX_OPTIONS:
@@ -277,7 +289,8 @@ class AuditBuilder:
         is_contradicted = self.layout.width > known.width or any(
             scales[source].name != before.name for source, before in known.scales.items()
         )
-        self.is_contradicted |= is_contradicted and self.n_answers > 0
+        found, expected = ((each.has_repeated_names, each.repeats) for each in (self.layout, known))
+        self.is_contradicted |= found != expected or (is_contradicted and self.n_answers > 0)
         if sizes:
             self.fewest = min(self.fewest or self.layout.width, *(int(each.min()) for each in sizes))
         return not self.is_contradicted
