@@ -70,9 +70,9 @@ class SoftBins(EventPenalty):
         check_choice("norm", self.norm, get_args(Norm))
 
     @property
-    def options(self) -> penalties.SoftBins:
+    def options(self) -> penalties.SoftBinning:
         """Options of the kernels of the error."""
-        return penalties.SoftBins(self.n_bins, self.temperature, self.norm)
+        return penalties.SoftBinning(self.n_bins, self.temperature, self.norm)
 
     def formula(self, confidence: Tensor, outcome: Tensor, weights: Tensor) -> Tensor:
         """Return the error for each batch element; see `EventPenalty.formula`."""

@@ -68,7 +68,10 @@ def _forward(backend: Backend, values: Tensor, members: Tensor | None) -> Tensor
     if members is not None and members.shape[-1] == 1 and values.is_cpu:
         classes = members.reshape(-1)
         if classes.numel() and not (classes.min() >= 0 and classes.max() < n_classes):
-            raise IndexError(f"`members` must be classes in [0, {n_classes}), got others.")
+            least, greatest = classes.min().item(), classes.max().item()
+            raise IndexError(
+                f"`members` must be classes from 0 to {n_classes - 1}, got {least} to {greatest}. Check the labels."
+            )
         backend = "torch" if backend == "auto" and n_classes > _MAX_CLASSES else backend
         source = source_of("log_odds", "cpu", values.dtype, values.numel(), backend)
         for part, matrix in matrices(values.detach()):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.operation import fused
-from torchcalib.ops.penalties.options import Canonical, Embedding, Options, SoftBins, Squared
+from torchcalib.ops.penalties.options import Canonical, Embedding, Options, SoftBinning, Squared
 
-__all__ = ["Canonical", "Embedding", "Options", "SoftBins", "Squared", "error"]
+__all__ = ["Canonical", "Embedding", "Options", "SoftBinning", "Squared", "error"]
 
 _KERNELS: dict[type, tuple[str, str]] = {
-    SoftBins: ("penalties", "soft"),
+    SoftBinning: ("penalties", "soft"),
     Embedding: ("penalties", "embedding"),
     Canonical: ("class_vectors", "canonical"),
     Squared: ("class_vectors", "squared"),

@@ -9,7 +9,7 @@ _MAX_PAIRED = 4096  # largest number of events for which a sum over all pairs is
 _MAX_ENTRIES = 2**30  # largest number of differences for which tiles of pairs are faster than matrix products
 
 
-class SoftBins(NamedTuple):
+class SoftBinning(NamedTuple):
     """Norm of gaps over B bins with membership softmax_b(-(p - centre_b)^2 / temperature) of events."""
 
     n_bins: int
@@ -62,7 +62,7 @@ class Squared(NamedTuple):
         return _width(n_classes, 32)
 
 
-Options = SoftBins | Embedding | Canonical | Squared
+Options = SoftBinning | Embedding | Canonical | Squared
 
 
 def _width(n_classes: int, most: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums.triton import bin_errors
 from torchcalib.ops.host_values import constant
-from torchcalib.ops.penalties.options import Embedding, SoftBins
+from torchcalib.ops.penalties.options import Embedding, SoftBinning
 
 _CHUNK, _TILE = 32, 1024  # largest numbers of events, and of memberships in bins, that a program computes at a time
 _PIECE, _PIECES = 128, 128  # smallest number of events per program, and largest number of programs that share them
@@ -21,7 +21,7 @@ _N_SUMS = tl.constexpr(5)  # sums over pairs and events, see `_add_pairs`
 
 
 def soft_error(
-    confidence: Tensor, others: tuple[Tensor, Tensor], bins: SoftBins, dtype: torch.dtype
+    confidence: Tensor, others: tuple[Tensor, Tensor], bins: SoftBinning, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the error of soft bins in two launches, and its derivatives in the sums over bins `(3, B)`."""
     n = len(confidence)
@@ -39,7 +39,7 @@ def soft_error(
 def soft_gradient(
     confidence: Tensor,
     others: tuple[Tensor, Tensor],
-    bins: SoftBins,
+    bins: SoftBinning,
     results: tuple[Tensor, Tensor],
     upstream: Tensor,
 ) -> Tensor:
@@ -53,7 +53,7 @@ def soft_gradient(
     return out
 
 
-def _tile(bins: SoftBins) -> tuple[int, int]:
+def _tile(bins: SoftBinning) -> tuple[int, int]:
     """Return the numbers of events and bins whose memberships a program computes at a time."""
     width = triton.next_power_of_2(bins.n_bins)
     return min(_CHUNK, _TILE // width), width
